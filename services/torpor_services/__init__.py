@@ -1,0 +1,1 @@
+"""What every Torpor service stands on: server, channels, configuration, telemetry, security, health."""

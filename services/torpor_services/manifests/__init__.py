@@ -1,0 +1,1 @@
+"""Kubernetes manifests that Torpor installs, as package data."""

@@ -37,7 +37,9 @@ _CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
 
 def open_channel(target: str, identity: Identity, tls: TlsFiles) -> grpc.aio.Channel:
     """A channel for asyncio. Local targets may go without TLS; any other needs the files."""
-    interceptors: list[Any] = [] if tls.enabled else [_PeerMetadata(identity)]
+    interceptors: list[Any] = (
+        [] if tls.enabled else [kind(identity) for kind in (_UnaryUnary, _UnaryStream, _StreamStream)]
+    )
     if tls.enabled:
         return grpc.aio.secure_channel(
             target, tls.channel_credentials(), options=_CHANNEL_OPTIONS, interceptors=interceptors
@@ -64,12 +66,8 @@ def _refuse_remote(target: str) -> None:
         raise InvalidSetting("TORPOR_TLS_CA", f"is needed to reach {target}, which is not on this machine")
 
 
-class _PeerMetadata(
-    grpc.aio.UnaryUnaryClientInterceptor,  # type: ignore[type-arg]
-    grpc.aio.UnaryStreamClientInterceptor,  # type: ignore[type-arg]
-    grpc.aio.StreamStreamClientInterceptor,  # type: ignore[type-arg]
-):
-    """Adds the identity to every call."""
+class _PeerMetadata:
+    """The identity, added to every call. grpc.aio registers an interceptor for one kind of call only, so one each."""
 
     def __init__(self, identity: Identity) -> None:
         self._metadata = peer_metadata(identity)
@@ -80,16 +78,22 @@ class _PeerMetadata(
             details.method, details.timeout, metadata, details.credentials, details.wait_for_ready
         )
 
+
+class _UnaryUnary(_PeerMetadata, grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
     async def intercept_unary_unary(
         self, continuation: Callable[..., Any], client_call_details: grpc.aio.ClientCallDetails, request: Any
     ) -> Any:
         return await continuation(self._with_peer(client_call_details), request)
 
+
+class _UnaryStream(_PeerMetadata, grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[type-arg]
     async def intercept_unary_stream(
         self, continuation: Callable[..., Any], client_call_details: grpc.aio.ClientCallDetails, request: Any
     ) -> Any:
         return await continuation(self._with_peer(client_call_details), request)
 
+
+class _StreamStream(_PeerMetadata, grpc.aio.StreamStreamClientInterceptor):  # type: ignore[type-arg]
     async def intercept_stream_stream(
         self,
         continuation: Callable[..., Any],

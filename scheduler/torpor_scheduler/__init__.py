@@ -1,0 +1,1 @@
+"""Decides when an operator is in memory, and where."""

@@ -1,0 +1,3 @@
+module torpor.dev/sdk/go
+
+go 1.24.0

@@ -154,7 +154,7 @@ class OperatorSpec:
     concurrency: int
     limits: Limits
     unload: Unload
-    settings: bytes  # JSON: {"config": …, "env": …}, as the guest gets it
+    settings: bytes  # JSON: {"operator": …, "config": …, "env": …}, as the guest gets it
 
     @property
     def subscriptions(self) -> tuple[WatchSpec, ...]:
@@ -203,7 +203,7 @@ def resolve(operator: Declared, manifest: bytes) -> OperatorSpec:
         concurrency=spec.get("concurrency", 1),
         limits=_limits(spec.get("limits", {})),
         unload=_unload(spec.get("unload", {})),
-        settings=_settings(spec),
+        settings=_settings(operator.id, primary, spec),
     )
 
 
@@ -328,6 +328,12 @@ def _optional(raw: Mapping[str, Any], name: str, convert: Any, where: str, defau
     return convert(raw[name], f"{where}.{name}") if name in raw else default
 
 
-def _settings(spec: Mapping[str, Any]) -> bytes:
+def _settings(operator: OperatorId, primary: WatchSpec, spec: Mapping[str, Any]) -> bytes:
+    namespace, name = operator
     env: Sequence[Mapping[str, str]] = spec.get("env", [])
-    return msgspec.json.encode({"config": spec.get("config", {}), "env": {e["name"]: e["value"] for e in env}})
+    settings = {
+        "operator": {"namespace": namespace, "name": name, "for": str(primary.resource)},
+        "config": spec.get("config", {}),
+        "env": {entry["name"]: entry["value"] for entry in env},
+    }
+    return msgspec.json.encode(settings)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
 import msgspec
 from torpor.cache.v1 import cache_pb2 as cache
-from torpor.cache.v1.cache_pb2_grpc import ResourceCacheAsyncStub, ResourceCacheStub
+from torpor.cache.v1.cache_pb2_grpc import ResourceCacheStub
 from torpor_services.backoff import Backoff
 from torpor_services.clock import Clock
 from torpor_services.crd import API_VERSION, GROUP, KIND, PLURAL, VERSION
@@ -18,6 +19,9 @@ from torpor_services.errors import one_line
 
 from torpor_scheduler.assignments import Assignment, LeaseObservation, OperatorObject
 from torpor_scheduler.planner import OperatorKey
+
+if TYPE_CHECKING:
+    from torpor.cache.v1.cache_pb2_grpc import ResourceCacheAsyncStub
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +66,7 @@ class Cluster:
     """Keeps `operators` and `leases` in step with the cache and says so by `on_change`."""
 
     def __init__(self, channel: grpc.aio.Channel, namespace: str, clock: Clock, on_change: Callable[[], None]) -> None:
+        self._channel = channel
         self._stub: ResourceCacheAsyncStub = ResourceCacheStub(channel)
         self._namespace = namespace
         self._clock = clock
@@ -75,6 +80,7 @@ class Cluster:
         """Watches, and tries again with back-off whenever the stream ends; until cancelled."""
         backoff = Backoff(self._clock, initial_s=0.2, max_s=5.0)
         while True:
+            await self._channel.channel_ready()
             self._seen = set()
             requests = _Requests(self._namespace)
             try:

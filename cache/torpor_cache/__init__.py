@@ -1,0 +1,1 @@
+"""The shared watch cache."""

@@ -1,0 +1,66 @@
+"""One feed for each informer that somebody subscribes to.
+
+A subscription joins the feed of whatever informer covers its scope and leaves it when it ends; a feed without
+subscriptions lets its informer go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from torpor_services.clock import Clock
+
+from torpor_cache.fanout import Feed, Member
+from torpor_cache.informers import Informer, Informers, WatchScope
+from torpor_cache.objects import Change
+from torpor_cache.resources import Position, Resource
+
+OnDeleted = Callable[[Resource, str, Change], None]
+
+
+class Feeds:
+    """All feeds. `on_deleted` is told every deletion once a feed: (resource, history, change)."""
+
+    def __init__(self, informers: Informers, clock: Clock, on_deleted: OnDeleted) -> None:
+        self._informers = informers
+        self._clock = clock
+        self._on_deleted = on_deleted
+        self._feeds: dict[Informer, Feed] = {}
+
+    def __iter__(self) -> Iterator[Feed]:
+        return iter(tuple(self._feeds.values()))
+
+    def join(self, member: Member, scope: WatchScope) -> Feed:
+        """Hangs the member on a feed that covers `scope`; it is begun by `Feed.begin`. Raises InvalidSelector."""
+        seeker = _Nobody()
+        informer = self._informers.acquire(scope, seeker)
+        feed = self._feeds.get(informer)
+        if feed is None:
+            feed = self._feeds[informer] = Feed(informer, self._clock, self._on_deleted, self._forget)
+            informer.attach(feed)
+        feed.expect(member)
+        self._informers.release(seeker)
+        return feed
+
+    def _forget(self, feed: Feed) -> None:
+        if self._feeds.pop(feed.informer, None) is not None:
+            self._informers.release(feed)
+
+
+class _Nobody:
+    """Holds an informer while its feed is looked up."""
+
+    def on_change(self, change: Change) -> None:
+        pass
+
+    def on_synced(self) -> None:
+        pass
+
+    def on_bookmark(self, position: Position) -> None:
+        pass
+
+    def on_resync(self) -> None:
+        pass
+
+    def on_error(self, status: bytes, final: bool) -> None:
+        pass

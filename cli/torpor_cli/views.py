@@ -1,0 +1,61 @@
+"""Operators as rows and as JSON."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from torpor.host.v1 import host_pb2 as pb
+from torpor.scheduler.v1 import scheduler_pb2 as scheduler
+
+from torpor_cli.output import seconds, since, size
+
+COLUMNS = ("OPERATOR", "PHASE", "LAST EVENT", "NEXT", "WAKES", "RECONCILES", "ERRORS", "WAKE p50", "p99", "MEMORY")
+
+
+def phase(state: pb.OperatorState) -> str:
+    """As the WasmOperator's status has it: Cold, Resident, …"""
+    return scheduler.Phase.Name(state.phase).capitalize()
+
+
+def operator_name(operator: scheduler.OperatorId) -> str:
+    return f"{operator.namespace}/{operator.name}"
+
+
+def row(state: pb.OperatorState) -> tuple[str, ...]:
+    """One line of `ls` and `top`."""
+    now_ns = time.time_ns()
+    return (
+        operator_name(state.operator),
+        phase(state),
+        since(state.last_event_unix_ns, now_ns),
+        since(state.next_wake_unix_ns, now_ns),
+        str(state.wakes),
+        str(state.reconciles),
+        str(state.errors),
+        seconds(state.wake_p50_s) if state.wakes else "-",
+        seconds(state.wake_p99_s) if state.wakes else "-",
+        size(state.private_bytes) if state.private_bytes else "-",
+    )
+
+
+def as_json(state: pb.OperatorState) -> dict[str, Any]:
+    """The same with every field and unit in the name."""
+    return {
+        "operator": operator_name(state.operator),
+        "phase": phase(state),
+        "epoch": state.epoch,
+        "form": state.form,
+        "last_event_unix_ns": state.last_event_unix_ns or None,
+        "next_wake_unix_ns": state.next_wake_unix_ns or None,
+        "wakes": state.wakes,
+        "reconciles": state.reconciles,
+        "errors": state.errors,
+        "last_error": state.last_error,
+        "queued": state.queued,
+        "running": state.running,
+        "wake_p50_s": state.wake_p50_s,
+        "wake_p99_s": state.wake_p99_s,
+        "private_bytes": state.private_bytes,
+        "residency_reason": state.residency_reason,
+    }

@@ -1,0 +1,30 @@
+"""The clock of the cluster: wall time for timestamps, monotonic time for windows. Tests bring their own."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+
+class Clock(Protocol):
+    def now_s(self) -> float:
+        """Seconds since the epoch."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """Seconds that never go back."""
+        ...
+
+
+class SystemClock:
+    def now_s(self) -> float:
+        return time.time()
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+
+def rfc3339(seconds: float) -> str:
+    """`2026-01-02T03:04:05Z`, as metav1.Time prints (whole seconds)."""
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,1 @@
+"""Runs the guests: compile, image, load, run, unload, wake."""

@@ -1,0 +1,370 @@
+"""What guests ask of their host: `HostCalls`, with a blocking stub on the worker's own thread.
+
+Before anything leaves, the fence: the host's Lease has its margin, the operator is still this host's, at this epoch.
+Reads that the cache could not answer are tried again within their deadline, as it says; a write that was sent is never
+sent again. What was refused before it was sent (the cache has not yet seen the assignment) may be tried again whatever
+the method.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+import msgspec
+from torpor.cache.v1 import cache_pb2, cache_pb2_grpc
+from torpor_services import telemetry
+from torpor_services.clock import Clock
+from torpor_services.errors import one_line
+
+from torpor_host import api_path
+from torpor_host.api_path import ApiPath
+from torpor_host.config import WRITE_DEADLINE_S
+from torpor_host.guest_logs import GuestLogs
+from torpor_host.hostcalls import CallError, CallResponse, FetchRequest, FetchResponse, KubeRequest, TreeRequest
+from torpor_host.limits import Deadline
+from torpor_host.operator_spec import InvalidSpec, OperatorId, ResourceRef
+from torpor_host.outbound import Outbound
+from torpor_host.read_positions import ReadPositions
+
+BODY_BYTES_MAX = 32 << 20  # of an answer; what a guest's memory could take anyway
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
+_READS = frozenset({"GET", "HEAD"})
+_RETRY_S = (0.05, 1.0)
+# A cache that has not yet read the assignment this host has just written refuses it; its watch is never that late.
+_ASSIGNMENT_S_MAX = 3.0
+
+
+class Fence(Protocol):
+    """Whether this host may still act for an operator."""
+
+    def refusal(self) -> str:
+        """Why not; empty if it may. Any thread, no blocking."""
+
+    def report_fenced(self, reason: str) -> None:
+        """The cache says that another epoch is confirmed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """On whose behalf an instance calls: fixed for its life, because another epoch gets another instance."""
+
+    id: OperatorId
+    host: str
+    epoch: int
+    outbound_hosts: tuple[str, ...]
+    settings: bytes
+
+    def caller(self) -> cache_pb2.Caller:
+        return cache_pb2.Caller(namespace=self.id[0], name=self.id[1], host=self.host, epoch=self.epoch)
+
+
+class CacheRequests:
+    """The cache's `Request` and `Tree` for worker threads. One a process."""
+
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        clock: Clock,
+        *,
+        metadata: Sequence[tuple[str, str]] = (),
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._stub = cache_pb2_grpc.ResourceCacheStub(channel)
+        self._clock = clock
+        self._metadata = tuple(metadata)
+        self._sleep = sleep
+
+    def request(
+        self, actor: Actor, positions: ReadPositions, fence: Fence, request: KubeRequest, deadline: Deadline, trace: str
+    ) -> CallResponse:
+        """The API server's answer, or why there is none. Blocks to the deadline at most."""
+        method = request.method.upper()
+        problem = _problem(method, request.path)
+        if problem is not None:
+            return problem
+        path = api_path.parse(request.path)
+        reads = method in _READS
+        message = cache_pb2.HttpRequest(
+            caller=actor.caller(),
+            method=method,
+            path=request.path,
+            accept=request.accept,
+            content_type=request.content_type,
+            body=request.body,
+            trace=cache_pb2.TraceContext(traceparent=trace),
+        )
+        if path is not None and reads:
+            message.live = positions.must_read_live(path, self._clock.monotonic_s())
+            minimum = positions.minimum(path)
+            if minimum is not None:
+                message.minimum.append(minimum)
+
+        def call(timeout_s: float) -> CallResponse:
+            head, body = self._stream(message, timeout_s if reads else min(timeout_s, WRITE_DEADLINE_S))
+            if path is not None:
+                self._learn(positions, path, message, head)
+            return CallResponse(status=head.status, content_type=head.content_type, body=body)
+
+        return self._try(call, fence, deadline, repeatable=reads)
+
+    def tree(
+        self, actor: Actor, positions: ReadPositions, fence: Fence, request: TreeRequest, deadline: Deadline
+    ) -> CallResponse:
+        """A primary and what it owns, as JSON `{"primary": …, "nodes": […], "kinds": […]}`."""
+        try:
+            resource = ResourceRef.parse(request.resource, "kube_tree")
+        except InvalidSpec as exc:
+            return CallResponse.failed(CallError.INVALID, one_line(exc))
+        message = cache_pb2.TreeRequest(
+            caller=actor.caller(),
+            resource=cache_pb2.Resource(group=resource.group, version=resource.version, resource=resource.resource),
+            key=cache_pb2.ObjectKey(namespace=request.namespace, name=request.name),
+            minimum=positions.all_minimums(),
+        )
+
+        def call(timeout_s: float) -> CallResponse:
+            answer = self._stub.Tree(message, timeout=timeout_s, metadata=self._metadata)
+            return CallResponse(status=200, content_type="application/json", body=_tree_json(answer))
+
+        return self._try(call, fence, deadline, repeatable=True)
+
+    def _stream(self, message: cache_pb2.HttpRequest, timeout_s: float) -> tuple[cache_pb2.Head, bytes]:
+        answer: Any = self._stub.Request(message, timeout=timeout_s, metadata=self._metadata)
+        head: cache_pb2.Head | None = None
+        parts: list[bytes] = []
+        length = 0
+        for part in answer:
+            if head is None:
+                head = part.head
+            length += len(part.body)
+            if length > BODY_BYTES_MAX:
+                answer.cancel()
+                raise _TooLarge(f"the answer is larger than {BODY_BYTES_MAX >> 20} MiB")
+            parts.append(part.body)
+        if head is None:
+            raise _NoAnswer("the cache ended the answer before it began")
+        return head, parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _learn(
+        self, positions: ReadPositions, path: ApiPath, message: cache_pb2.HttpRequest, head: cache_pb2.Head
+    ) -> None:
+        if message.method in _READS:
+            if message.live and head.status < 500:
+                positions.read_live(path)
+            return
+        if head.status == 409 and path.name:
+            positions.conflicted(path)
+        if head.HasField("written"):
+            positions.written(head.written)
+        if head.read_live:
+            positions.deleted(path, self._clock.monotonic_s())
+
+    def _try(
+        self, call: Callable[[float], CallResponse], fence: Fence, deadline: Deadline, *, repeatable: bool
+    ) -> CallResponse:
+        first_s, longest_s = _RETRY_S
+        delay_s = first_s
+        assignment_by = deadline.within(_ASSIGNMENT_S_MAX)
+        while True:
+            refusal = fence.refusal()
+            if refusal:
+                return CallResponse.failed(CallError.FENCED, refusal)
+            if deadline.passed:
+                return CallResponse.failed(CallError.DEADLINE, "the deadline has passed")
+            try:
+                return call(max(deadline.remaining_s(), 0.001))
+            except _TooLarge as exc:
+                return CallResponse.failed(CallError.TOO_LARGE, str(exc))
+            except _NoAnswer as exc:
+                code, details, hint_s = grpc.StatusCode.UNAVAILABLE, str(exc), None
+            except grpc.RpcError as exc:
+                code, details, hint_s = _code(exc), _details(exc), _retry_after_s(exc)
+            again = code is grpc.StatusCode.UNAVAILABLE and repeatable
+            if code is grpc.StatusCode.PERMISSION_DENIED:
+                again = not assignment_by.passed
+            wait_s = hint_s if hint_s is not None else delay_s
+            if not again or wait_s >= deadline.remaining_s():
+                return self._failed(code, details, deadline, fence)
+            self._sleep(wait_s)
+            delay_s = min(delay_s * 2, longest_s)
+
+    @staticmethod
+    def _failed(code: grpc.StatusCode, details: str, deadline: Deadline, fence: Fence) -> CallResponse:
+        match code:
+            case grpc.StatusCode.DEADLINE_EXCEEDED if deadline.remaining_s() < 0.01:
+                error = CallError.DEADLINE
+            case grpc.StatusCode.FAILED_PRECONDITION:
+                fence.report_fenced(details)
+                error = CallError.FENCED
+            case grpc.StatusCode.PERMISSION_DENIED:  # an account that does not exist, too
+                error = CallError.DENIED
+            case grpc.StatusCode.RESOURCE_EXHAUSTED:
+                error = CallError.TOO_LARGE
+            case grpc.StatusCode.UNIMPLEMENTED:
+                error = CallError.UNIMPLEMENTED
+            case grpc.StatusCode.INVALID_ARGUMENT:
+                error = CallError.INVALID
+            case _:
+                error = CallError.UNAVAILABLE
+        return CallResponse.failed(error, details or code.name)
+
+
+class GuestCalls:
+    """`HostCalls` of one instance. The reconciler says with `begin` which reconcile the next calls belong to."""
+
+    __slots__ = (
+        "_actor",
+        "_blocking",
+        "_fence",
+        "_logs",
+        "_outbound",
+        "_positions",
+        "_reconcile",
+        "_requests",
+        "trace",
+    )
+
+    def __init__(
+        self,
+        actor: Actor,
+        *,
+        requests: CacheRequests,
+        outbound: Outbound,
+        positions: ReadPositions,
+        fence: Fence,
+        logs: GuestLogs,
+        blocking: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        self._actor = actor
+        self._requests = requests
+        self._outbound = outbound
+        self._positions = positions
+        self._fence = fence
+        self._logs = logs
+        self._blocking = blocking
+        self._reconcile = ""
+        self.trace = ""
+
+    def begin(self, reconcile: str, trace: str) -> None:
+        """The calls that follow belong to this reconcile and to this span."""
+        self._reconcile, self.trace = reconcile, trace
+
+    def kube_request(self, request: KubeRequest, deadline: Deadline) -> CallResponse:
+        name = f"kube {request.method.upper()[:8]}"
+        with telemetry.span(name, parent=self.trace, attributes={"url.path": request.path[:500]}) as span:
+            answer = self._requests.request(
+                self._actor, self._positions, self._fence, request, deadline, span.traceparent or self.trace
+            )
+            _describe(span, answer.status, answer.error)
+            return answer
+
+    def kube_tree(self, request: TreeRequest, deadline: Deadline) -> CallResponse:
+        with telemetry.span("kube tree", parent=self.trace, attributes={"k8s.resource": request.resource}) as span:
+            answer = self._requests.tree(self._actor, self._positions, self._fence, request, deadline)
+            _describe(span, answer.status, answer.error)
+            return answer
+
+    def http_fetch(self, request: FetchRequest, deadline: Deadline) -> FetchResponse:
+        refusal = self._fence.refusal()
+        if refusal:
+            return FetchResponse.failed(CallError.FENCED, refusal)
+        with telemetry.span("http fetch", parent=self.trace, attributes={"http.method": request.method}) as span:
+            headers = (
+                ("Torpor-Operator", "/".join(self._actor.id)),
+                ("Torpor-Epoch", str(self._actor.epoch)),
+                ("Torpor-Reconcile", self._reconcile),
+                *((("traceparent", span.traceparent),) if span.traceparent else ()),
+            )
+            answer = self._outbound.fetch(request, self._actor.outbound_hosts, headers, deadline)
+            _describe(span, answer.status, answer.error)
+            return answer
+
+    def config(self) -> bytes:
+        return self._actor.settings
+
+    def log(self, level: int, text: str) -> None:
+        self._logs.write(self._actor.id, level, text, self.trace)
+
+    def blocking(self) -> AbstractContextManager[object]:
+        return self._blocking()
+
+
+class _TooLarge(Exception):
+    pass
+
+
+class _NoAnswer(Exception):
+    pass
+
+
+def _describe(span: telemetry.Span, status: int, error: CallError | None) -> None:
+    if error is not None:
+        span.fail(error.value)
+    else:
+        span.set("http.status_code", status)
+
+
+def _problem(method: str, path: str) -> CallResponse | None:
+    if method not in _METHODS:
+        return CallResponse.failed(
+            CallError.INVALID, f"method {method[:16]!r} is none of {', '.join(sorted(_METHODS))}"
+        )
+    bare, _, query = path.partition("?")
+    if not bare.startswith(("/api/", "/apis/")) and bare not in {"/api", "/apis", "/version"}:
+        return CallResponse.failed(CallError.DENIED, f"path {bare[:80]!r} is not below /api or /apis")
+    if any(part in {".", ".."} for part in bare.split("/")) or not path.isprintable() or "#" in path or " " in path:
+        return CallResponse.failed(CallError.INVALID, f"path {bare[:80]!r} is not a clean path")
+    if any(part.partition("=")[0] == "watch" and part not in {"watch=0", "watch=false"} for part in query.split("&")):
+        return CallResponse.failed(CallError.UNIMPLEMENTED, "watches are declared in the manifest, not requested")
+    return None
+
+
+def _code(error: grpc.RpcError) -> grpc.StatusCode:
+    code = error.code() if hasattr(error, "code") else None
+    return code if isinstance(code, grpc.StatusCode) else grpc.StatusCode.UNKNOWN
+
+
+def _details(error: grpc.RpcError) -> str:
+    details = error.details() if hasattr(error, "details") else None
+    return details if isinstance(details, str) else ""
+
+
+def _retry_after_s(error: grpc.RpcError) -> float | None:
+    metadata: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
+    for key, value in metadata or ():
+        if key == "retry-after-ms":
+            text = value if isinstance(value, str) else value.decode("ascii", "replace")
+            if text.isdigit():
+                return min(int(text) / 1000, 30.0)
+    return None
+
+
+def _tree_json(answer: cache_pb2.TreeResponse) -> bytes:
+    nodes = [
+        {
+            "resource": _resource_text(node.resource),
+            "uid": node.uid,
+            "ownerUid": node.owner_uid,
+            "object": msgspec.Raw(node.object),
+        }
+        for node in answer.nodes
+    ]
+    kinds = [
+        {
+            "resource": _resource_text(kind.resource),
+            "state": cache_pb2.TreeKind.State.Name(kind.state),
+            "resourceVersion": kind.position.resource_version,
+        }
+        for kind in answer.kinds
+    ]
+    primary = msgspec.Raw(answer.primary or b"null")
+    return msgspec.json.encode({"primary": primary, "nodes": nodes, "kinds": kinds})
+
+
+def _resource_text(resource: cache_pb2.Resource) -> str:
+    return "/".join(part for part in (resource.group, resource.version, resource.resource) if part)

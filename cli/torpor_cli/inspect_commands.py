@@ -46,7 +46,7 @@ async def describe(operator: str, mesh: str, output: Format) -> None:
     if output == "json":
         print_json(details)
         return
-    rows = [(key.replace("_", " "), _shown(key, value)) for key, value in details.items() if key != "conditions"]
+    rows = [(_label(key), _shown(key, value)) for key, value in details.items() if key != "conditions"]
     print_table(("FIELD", "VALUE"), rows, "")
     conditions = [(c.type, c.status, c.reason, c.message) for c in answer.conditions]
     print_table(("CONDITION", "STATUS", "REASON", "MESSAGE"), conditions, "no conditions")
@@ -133,6 +133,11 @@ def _figure(figure: scheduler.Figure) -> str:
     if figure.unit == "bytes":
         return size(int(figure.value))
     return f"{figure.value:.3g} {figure.unit}".strip()
+
+
+def _label(key: str) -> str:
+    """A field's name without its unit, which stands with the value."""
+    return key.removesuffix("_unix_ns").removesuffix("_bytes").removesuffix("_s").replace("_", " ")
 
 
 def _shown(key: str, value: Any) -> str:

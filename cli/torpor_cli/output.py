@@ -34,7 +34,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
 
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
     for name in columns:
-        result.add_column(name, no_wrap=name in {"OPERATOR", "PHASE"}, overflow="ellipsis")
+        result.add_column(name, no_wrap=True, overflow="ellipsis")
     for row in rows:
         result.add_row(*row)
     return result

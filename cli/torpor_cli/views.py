@@ -10,7 +10,7 @@ from torpor.scheduler.v1 import scheduler_pb2 as scheduler
 
 from torpor_cli.output import seconds, since, size
 
-COLUMNS = ("OPERATOR", "PHASE", "LAST EVENT", "NEXT", "WAKES", "RECONCILES", "ERRORS", "WAKE p50", "p99", "MEMORY")
+COLUMNS = ("OPERATOR", "PHASE", "LAST", "NEXT", "WAKES", "RUNS", "ERRORS", "p50", "p99", "MEMORY")
 
 
 def phase(state: pb.OperatorState) -> str:
@@ -23,7 +23,7 @@ def operator_name(operator: scheduler.OperatorId) -> str:
 
 
 def row(state: pb.OperatorState) -> tuple[str, ...]:
-    """One line of `ls` and `top`."""
+    """One line of `ls` and `top`: runs are reconciles, p50 and p99 those of a wake."""
     now_ns = time.time_ns()
     return (
         operator_name(state.operator),

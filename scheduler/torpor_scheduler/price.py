@@ -4,8 +4,9 @@ A PI controller in the log of the price, which is dual ascent on the memory cons
 
     e = (used − budget) / budget        ln λ += Kp·(e − e_prev) + Ki·e·Δt
 
-Above the budget the price rises until operators unload; below it, it falls until residency is all but free. At its
-limits the integrator stands still. Pressure of the kernel raises the price at once and never lowers it.
+Above the budget the price rises until operators unload; below it, it falls to its floor: memory that is free today is
+still worth something to the machine's other work. At its limits the integrator stands still. Pressure of the kernel
+raises the price at once and never lowers it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ PRESSURE_PERCENT = 1.0
 class Price:
     """`per_byte_s`: seconds of work that a byte in memory must save a second."""
 
-    per_byte_s: float = 2e-10  # half a megabyte for 30 s against a cold wake that costs 3 ms
-    minimum: float = 1e-13
+    per_byte_s: float = 1e-9  # a megabyte-second is worth a millisecond of work: 6 s for a Python guest's cold wake
+    minimum: float = 1e-9
     maximum: float = 1e-6
     _error: float = 0.0
 

@@ -6,6 +6,7 @@ half a second and 55 MB: commands that stay (`up`, `run`) do such work in a shor
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Mapping
@@ -103,6 +104,8 @@ async def connect(kubeconfig: Path | None, context: str | None = None) -> AsyncI
     from kubernetes_asyncio import client, config
 
     settings = client.Configuration()
+    if kubeconfig is not None and not await asyncio.to_thread(kubeconfig.is_file):
+        raise CommandFailed(f"kubeconfig {kubeconfig} does not exist")
     try:
         if kubeconfig is None and not _has_default():
             config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]

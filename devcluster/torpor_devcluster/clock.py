@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Protocol
 
 
@@ -27,4 +28,10 @@ class SystemClock:
 
 def rfc3339(seconds: float) -> str:
     """`2026-01-02T03:04:05Z`, as metav1.Time prints (whole seconds)."""
-    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _rfc3339(int(seconds))
+
+
+@lru_cache(maxsize=64)
+def _rfc3339(seconds: int) -> str:
+    # Every write asks for the present second, some of them twice.
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

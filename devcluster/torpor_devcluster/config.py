@@ -27,8 +27,8 @@ class Config:
     """How long a watch lives that names no timeoutSeconds; shorter makes clients reconnect more often."""
     history_window_s: float = 300.0
     """How far back a watch may begin and a continue token reach; older is 410. etcd compacts every 5 minutes."""
-    history_events_max: int = 100_000
-    """The same, as a number of events of one resource; it bounds memory."""
+    history_events_max: int = 50_000
+    """The same, as a number of events of one resource; it bounds memory (about 3 kB each)."""
     request_log_max: int = 20_000
     """How many finished requests `cluster.requests` keeps; older ones are dropped."""
     controllers: bool = True

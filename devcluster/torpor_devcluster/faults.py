@@ -86,7 +86,10 @@ class Faults:
         message: str = "",
         after_write: bool = False,
     ) -> Rule:
-        """The next `count` matching requests end in `code`; `resource` is `pods` or `deployments.apps`."""
+        """The next `count` matching requests end in `code`; `resource` is `pods` or `deployments.apps`.
+
+        A watch can so be refused with 410 as an HTTP status, which other servers do than the one that is copied.
+        """
         rule = Rule(count, verb, resource, code, retry_after_s, message, after_write)
         self._rules.append(rule)
         return rule

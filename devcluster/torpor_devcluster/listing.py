@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -162,12 +163,10 @@ def _at_revision(
     try:
         everything = storage.table(resource.key).at(revision)
     except TooOld as error:
-        raise errors.too_old(revision, error.oldest) from None
-    objects = [
-        stored
-        for stored in everything
-        if (not namespace or stored.key[0] == namespace) and (after is None or stored.key > after)
-    ]
+        raise errors.expired("The resourceVersion for the provided list is too old.") from error
+    if after is not None:
+        everything = everything[bisect_right(everything, after, key=lambda stored: stored.key) :]
+    objects = [stored for stored in everything if not namespace or stored.key[0] == namespace]
     return _cut(objects, selector, limit, revision)
 
 

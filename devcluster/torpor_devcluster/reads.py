@@ -25,11 +25,8 @@ class WatchSettings:
 
 
 def selector_of(call: Call) -> Selector:
-    """What the query selects; for a watch of one object, that object. Raises 400."""
-    query, fields = call.query, call.query.get("fieldSelector", "")
-    if call.info.name:
-        fields = f"metadata.name={call.info.name}"
-    return parse_selector(call.resource, query.get("labelSelector", ""), fields)
+    """What the query selects. Raises 400."""
+    return parse_selector(call.resource, call.query.get("labelSelector", ""), call.query.get("fieldSelector", ""))
 
 
 class Reads:

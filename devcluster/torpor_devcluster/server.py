@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -122,9 +122,6 @@ class Server:
         self._authorizer.require(user, attributes)
         if resource is None:
             raise errors.no_such_resource(info.path)
-        if info.verb == "get" and not info.subresource and request.query.get("watch") in ("true", "1"):
-            # GET of one object with watch=true is a watch of that object.
-            info = replace(info, verb="watch")
         accepted = negotiate(request.headers.get("Accept", ""))
         return Call(info, resource, request.query, user, accepted, request)
 

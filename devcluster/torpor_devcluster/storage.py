@@ -55,8 +55,11 @@ class Table:
     def at(self, revision: int) -> list[Stored]:
         """The objects as they were at `revision`, in key order. Raises history.TooOld."""
         start = self.history.after_revision(revision)
+        newer = self.history.read(start, self.history.end_sequence - start)
+        if not newer:
+            return [self.objects[key] for key in self._keys]
         objects = dict(self.objects)
-        for event in reversed(self.history.read(start, self.history.end_sequence - start)):
+        for event in reversed(newer):
             if event.previous is None:
                 objects.pop(event.key, None)
             else:

@@ -69,7 +69,6 @@ class Watch:
     """One live watch. `close()` ends it from outside (the server stops, the CRD is gone, a fault)."""
 
     def __init__(self, storage: Storage, resource: ResourceType, options: WatchOptions, encode: Encode) -> None:
-        """Raises 410 when the start is already out of the window."""
         self.resource = resource
         self._storage = storage
         self._table: Table = storage.table(resource.key)
@@ -80,6 +79,7 @@ class Watch:
         self._mute = False
         self._initial: list[Stored] = []
         self._initial_revision = storage.revision
+        self._refusal: errors.ApiError | None = None
         self._sequence = self._place()
 
     def _place(self) -> int:
@@ -90,7 +90,9 @@ class Watch:
         try:
             return history.after_revision(start)
         except TooOld as error:
-            raise errors.too_old(start, error.oldest) from None
+            # As the real server does: the stream begins, says 410 and ends.
+            self._refusal = errors.too_old(start, error.oldest)
+            return history.end_sequence
 
     def _present(self) -> list[Stored]:
         objects = (self._table.objects[key] for key in self._table.keys(self._options.namespace))
@@ -109,6 +111,9 @@ class Watch:
         """Chunks of newline-delimited events, until closed, timed out or compacted."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.timeout_s
+        if self._refusal is not None:
+            yield frame("ERROR", msgspec.json.encode(self._refusal.status()))
+            return
         self._table.wakes.add(self._changed.set)
         try:
             for chunk in self._initial_chunks():

@@ -62,6 +62,10 @@ _decode_operator = msgspec.json.Decoder(_Operator).decode
 _decode_lease = msgspec.json.Decoder(_Lease).decode
 
 
+class _SubscriptionRefused(Exception):
+    """The cache cannot serve a subscription now: the definition or a right is missing. Tried again with back-off."""
+
+
 class Cluster:
     """Keeps `operators` and `leases` in step with the cache and says so by `on_change`."""
 
@@ -89,7 +93,7 @@ class Cluster:
                     requests.used(batch)
                     if self._apply(batch):
                         self._on_change()
-            except grpc.aio.AioRpcError as exc:
+            except (grpc.aio.AioRpcError, _SubscriptionRefused) as exc:
                 log.warning("the watch of the cache ended", extra={"error": one_line(exc)})
             self.synced = False
             await self._clock.sleep(backoff.next_delay_s())
@@ -158,7 +162,7 @@ class Cluster:
                 return True
             case cache.Event.ERROR:
                 self.synced = False
-                log.warning("WasmOperators cannot be watched", extra={"status": event.error.status[:300].decode()})
+                _raise_if_final(event.error)
         return False
 
     def _take_operator(self, text: bytes) -> bool:
@@ -187,6 +191,8 @@ class Cluster:
         return known is None or (known.host, known.epoch, known.deleting) != (new.host, new.epoch, new.deleting)
 
     def _lease_event(self, event: cache.Event) -> bool:
+        if event.type == cache.Event.ERROR:
+            _raise_if_final(event.error)
         if not event.key.name.startswith(_LEASE_PREFIX):
             return False
         host = event.key.name.removeprefix(_LEASE_PREFIX)
@@ -204,6 +210,12 @@ class Cluster:
             duration_s = 0.0 if released else float(spec.leaseDurationSeconds or 15)
             self.leases[host] = LeaseObservation(renewed, duration_s, self._clock.monotonic_s())
         return False
+
+
+def _raise_if_final(error: cache.Error) -> None:
+    """Where the cache does not go on trying, a new stream does."""
+    if error.final:
+        raise _SubscriptionRefused(error.status[:300].decode("utf-8", "replace"))
 
 
 def _older(version: str, than: str) -> bool:

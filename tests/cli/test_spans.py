@@ -1,0 +1,28 @@
+"""The demo's receiver of spans."""
+
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from torpor_cli.demo.spans import receiving, tree
+
+
+async def test_spans_that_come_by_otlp_are_told_as_a_tree():
+    import asyncio
+
+    async with receiving() as (receiver, address):
+        provider = TracerProvider(resource=Resource.create({"service.name": "torpor-host"}))
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"http://{address}", insecure=True)))
+        tracer = provider.get_tracer("test")
+        with tracer.start_as_current_span("alone"):
+            pass
+        with tracer.start_as_current_span("watch event"), tracer.start_as_current_span("reconcile"):
+            pass
+        await asyncio.to_thread(provider.shutdown)
+    lines = list(tree(receiver.fullest_trace()))
+    assert [line.split("ms")[2].split(None, 1)[1] for line in lines] == ["watch event", "reconcile"]
+    assert lines[1].split("host")[1].startswith("       reconcile")
+
+
+def test_no_trace_is_no_line():
+    assert list(tree([])) == []

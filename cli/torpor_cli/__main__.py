@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import sys
 
-from torpor_services.errors import TorporError
-
 
 def main() -> None:
     """Runs a command; an error that Torpor raised on purpose is one line and exit code 1, Ctrl-C is 130."""
-    from torpor_cli.app import app
-
     try:
-        app()
-    except TorporError as exc:
-        print(f"torpor: {exc}", file=sys.stderr)
-        sys.exit(1)
+        # Half a second of imports: Ctrl-C may come during them too.
+        from torpor_services.errors import TorporError
+
+        from torpor_cli.app import app
+
+        try:
+            app()
+        except TorporError as exc:
+            print(f"torpor: {exc}", file=sys.stderr)
+            sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:

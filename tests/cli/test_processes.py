@@ -20,7 +20,7 @@ def child(tmp_path, command, events=None):
 
 async def until(condition, timeout_s=20):
     async with asyncio.timeout(timeout_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - of another process
             await asyncio.sleep(0.02)
 
 

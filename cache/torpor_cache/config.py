@@ -56,6 +56,11 @@ class AccessLimits:
         "TORPOR_CACHE_ACCESS_DENIED_S", 10.0, "Seconds for which a refused right is believed.", minimum=0
     )
     reviews_max: int = setting("TORPOR_CACHE_ACCESS_REVIEWS", 16, "SubjectAccessReviews in flight at most.", minimum=1)
+    watch_rbac: bool = setting(
+        "TORPOR_CACHE_WATCH_RBAC",
+        True,
+        "Watch Roles and bindings, so that a changed right is noticed in a second instead of at the end of its time.",
+    )
     entries_max: int = setting(
         "TORPOR_CACHE_ACCESS_ENTRIES", 20_000, "Answers kept; beyond, the oldest are forgotten.", minimum=100
     )

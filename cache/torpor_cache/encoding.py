@@ -8,6 +8,7 @@ classes. Encoded events are kept, up to a bound in bytes, for the next subscribe
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import lru_cache
 
 import msgspec
 from torpor.cache.v1 import cache_pb2
@@ -18,6 +19,7 @@ from torpor_cache.subscriptions import Emission, EventType, Payload
 
 _DELIVERIES = b"\x0a"  # WatchBatch.deliveries = 1
 _TARGETS = b"\x0a"  # Delivery.targets = 1
+_NUMBERS = b"\x0a"  # Target.subscriptions = 1, packed
 _EVENT = b"\x12"  # Delivery.event = 2
 
 
@@ -29,16 +31,21 @@ _metadata_of = msgspec.json.Decoder(_WithMetadata)
 _PARTIAL_HEAD = b'{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":'
 
 
-def varint(number: int) -> bytes:
-    """A length or tag as protobuf writes it."""
-    if number < 0x80:
-        return number.to_bytes(1, "little")
+def _varint(number: int) -> bytes:
     parts = bytearray()
     while number >= 0x80:
         parts.append(number & 0x7F | 0x80)
         number >>= 7
     parts.append(number)
     return bytes(parts)
+
+
+_SHORT = tuple(_varint(number) for number in range(1 << 14))
+
+
+def varint(number: int) -> bytes:
+    """A length or number as protobuf writes it."""
+    return _SHORT[number] if number < 1 << 14 else _varint(number)
 
 
 def payload_of(subject: StoredObject, payload: Payload) -> bytes:
@@ -52,13 +59,20 @@ def payload_of(subject: StoredObject, payload: Payload) -> bytes:
             return subject.json
 
 
+@lru_cache(maxsize=4096)
+def encode_keys(keys: tuple[ObjectKey, ...]) -> bytes:
+    """The fields `keys` of a Target; kept, since a key goes to every stream that asked for it."""
+    return cache_pb2.Target(
+        keys=[cache_pb2.ObjectKey(namespace=key.namespace, name=key.name) for key in keys]
+    ).SerializeToString()
+
+
 def encode_target(subscriptions: list[int], keys: tuple[ObjectKey, ...]) -> bytes:
     """A field `targets` of a Delivery."""
-    target = cache_pb2.Target(
-        subscriptions=subscriptions,
-        keys=[cache_pb2.ObjectKey(namespace=key.namespace, name=key.name) for key in keys],
-    ).SerializeToString()
-    return _TARGETS + varint(len(target)) + target
+    numbers = b"".join([varint(number) for number in subscriptions])
+    fields = encode_keys(keys)
+    length = varint(len(numbers))
+    return b"".join((_TARGETS, varint(1 + len(length) + len(numbers) + len(fields)), _NUMBERS, length, numbers, fields))
 
 
 def encode_delivery(targets: bytes, event: bytes) -> bytes:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from torpor_services import telemetry
 from torpor_services.clock import Clock
 
-from torpor_cache.encoding import EventEncoder, encode_delivery, encode_target, identity_of
+from torpor_cache.encoding import EventEncoder, encode_delivery, encode_keys, encode_target, identity_of
 from torpor_cache.history import Expired
 from torpor_cache.informers import Informer
 from torpor_cache.objects import Change, ChangeType
@@ -100,9 +100,10 @@ class Feed:
         clock: Clock,
         on_deleted: Callable[[Resource, str, Change], None] = lambda *_: None,
         on_empty: Callable[[Feed], None] = lambda _: None,
+        encoder: EventEncoder | None = None,
     ) -> None:
         self.informer = informer
-        self.encoder = EventEncoder()
+        self.encoder = encoder or EventEncoder()
         self._clock = clock
         self._on_deleted = on_deleted
         self._on_empty = on_empty
@@ -438,7 +439,7 @@ class _Batch:
             targets[emission.keys].append(subscription.id)
         else:
             targets[emission.keys] = [subscription.id]
-            self.bytes += sum(len(key.namespace) + len(key.name) + 6 for key in emission.keys) + 4
+            self.bytes += len(encode_keys(emission.keys)) + 6
         self.bytes += 5  # a subscription's number as a varint has at most 5 bytes
 
     def _append(self, member: Member, emission: Emission, identity: object, history: str) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from torpor_services.clock import Clock
 
+from torpor_cache.encoding import EventEncoder
 from torpor_cache.fanout import Feed, Member
 from torpor_cache.informers import Informer, Informers, WatchScope
 from torpor_cache.objects import Change
@@ -26,6 +27,7 @@ class Feeds:
         self._clock = clock
         self._on_deleted = on_deleted
         self._feeds: dict[Informer, Feed] = {}
+        self._encoder = EventEncoder()  # one for all: its bound is the process's
 
     def __iter__(self) -> Iterator[Feed]:
         return iter(tuple(self._feeds.values()))
@@ -36,7 +38,7 @@ class Feeds:
         informer = self._informers.acquire(scope, seeker)
         feed = self._feeds.get(informer)
         if feed is None:
-            feed = self._feeds[informer] = Feed(informer, self._clock, self._on_deleted, self._forget)
+            feed = self._feeds[informer] = Feed(informer, self._clock, self._on_deleted, self._forget, self._encoder)
             informer.attach(feed)
         feed.expect(member)
         self._informers.release(seeker)

@@ -150,6 +150,7 @@ class Informer:
         self._lingering: asyncio.Task[None] | None = None
         self._synced = asyncio.Event()
         self._watches_before = 0
+        self._began_unix_ns = self._clock.unix_ns()
         self.scope = scope
         self.reason = reason
         self.store = Store()
@@ -342,7 +343,6 @@ class Informer:
     # Life, in the hands of Informers
 
     def start(self) -> None:
-        self._began_unix_ns = self._clock.unix_ns()
         self._task = self._informers._spawn(self._run())
 
     def resync(self) -> None:
@@ -387,6 +387,7 @@ class Informer:
                 # A bug of ours, met by this watch alone: it begins anew, the others never notice.
                 logger.exception("%s: the watch failed; beginning anew", self.scope)
             self.lived(False, "internal error")
+            self._reflector.drop_stage()
             self._watches_before += watcher.watches
             watcher = self._watcher = self._make_watcher()
             await self._clock.sleep(backoff.next_delay_s())
@@ -412,13 +413,13 @@ class Informers:
         self.clock = clock or SystemClock()
         self.limits = limits or InformerLimits()
         self._informers: dict[WatchScope, Informer] = {}
-        self._tasks: asyncio.TaskGroup | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._open = False
         self._on_readiness: list[Callable[[], None]] = []
         histories.subscribe(self._history_changed)
 
     async def __aenter__(self) -> Self:
-        self._tasks = asyncio.TaskGroup()
-        await self._tasks.__aenter__()
+        self._open = True
         return self
 
     async def __aexit__(
@@ -427,9 +428,11 @@ class Informers:
         for informer in list(self._informers.values()):
             informer.stop()
         self._informers.clear()
-        assert self._tasks is not None
-        tasks, self._tasks = self._tasks, None
-        await tasks.__aexit__(kind, error, traceback)
+        self._open = False
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # Acquiring
 
@@ -511,13 +514,17 @@ class Informers:
     # Told by informers
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        if self._tasks is None:
+        """Not a TaskGroup's: that would wrap whatever the block inside `async with` raises."""
+        if not self._open:
             work.close()
             raise RuntimeError("Informers are used inside `async with`")
-        return self._tasks.create_task(work)
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def _abandoned(self, informer: Informer) -> None:
-        if self._informers.get(informer.scope) is informer and self._tasks is not None:
+        if self._informers.get(informer.scope) is informer and self._open:
             informer._lingering = self._spawn(self._linger(informer))
 
     async def _linger(self, informer: Informer) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -86,6 +87,7 @@ class KubeconfigCredentials:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,  # a group of its own, so that its plugin ends with it
         )
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -96,7 +98,7 @@ class KubeconfigCredentials:
             ) from exc
         finally:
             if process.returncode is None:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         if process.returncode != 0:
             raise CredentialsUnavailable(f"{what}: {one_line(ValueError(errors.decode(errors='replace')))}")

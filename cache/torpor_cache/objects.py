@@ -5,9 +5,10 @@ changed in it (a masked read followed by a PUT would delete data). Parsing is pa
 below name and skips the rest.
 
 managedFields, a third of a usual object, are cut out of the bytes where they stand instead of encoding anew: the
-decoder tells their exact text, and where `"managedFields":` + that text occurs once it is the right one. Where it
-occurs twice (an object that carries a copy of itself) or is written with blanks, metadata is rebuilt from its raw
-members. Measured in docs of `parse_event`.
+decoder tells their exact text, and where the member's name occurs once, followed by that text, it is the right one.
+Where it occurs more often (an object that carries another one) or is written with blanks, metadata is rebuilt from its
+raw members. Measured on a Pod of 2.5 KB, a third of it managedFields: decode 5 µs, cut 1 to 2, the rest 5; json.loads
+alone takes 34.
 """
 
 from __future__ import annotations
@@ -63,20 +64,11 @@ class _Partial(msgspec.Struct, frozen=True, rename="camel"):
     api_version: str = ""
 
 
-class _LabelsOfMetadata(msgspec.Struct, frozen=True):
-    labels: dict[str, str] = {}
-
-
-class _LabelsOnly(msgspec.Struct, frozen=True):
-    metadata: _LabelsOfMetadata
-
-
 class _MembersOfMetadata(msgspec.Struct, frozen=True):
     metadata: dict[str, msgspec.Raw]
 
 
 _decode_partial = msgspec.json.Decoder(_Partial).decode
-_decode_labels = msgspec.json.Decoder(_LabelsOnly).decode
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_any = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -86,10 +78,11 @@ class StoredObject:
     """One object at one version. Immutable to its readers, and shared by all of them.
 
     `metadata` is parsed at each access, in about 3 µs, except while a change of the object is being dispatched: keep
-    it in a variable. `json` is what reads are answered with.
+    it in a variable. `labels` are kept, so that a selector over 20,000 objects takes 10 ms of the loop and not 80;
+    objects with equal labels share them. `json` is what reads are answered with.
     """
 
-    __slots__ = ("_metadata", "json", "key", "resource_version", "uid")
+    __slots__ = ("_metadata", "json", "key", "labels", "resource_version", "uid")
 
     def __init__(
         self, key: ObjectKey, uid: str, resource_version: ResourceVersion, json: bytes, metadata: Metadata | None = None
@@ -99,19 +92,11 @@ class StoredObject:
         self.resource_version = resource_version
         self.json = json
         self._metadata = metadata
+        self.labels: Mapping[str, str] = _shared((metadata or _metadata_of(json)).labels)
 
     @property
     def metadata(self) -> Metadata:
         return self._metadata if self._metadata is not None else _metadata_of(self.json)
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        if self._metadata is not None:
-            return self._metadata.labels
-        try:
-            return _decode_labels(self.json).metadata.labels
-        except msgspec.ValidationError:
-            return self.metadata.labels
 
     def fields(self, paths: frozenset[str]) -> dict[str, str]:
         """The values that a field selector compares: see `fields.evaluable` for which paths are right."""
@@ -129,6 +114,20 @@ class StoredObject:
 
     def __repr__(self) -> str:
         return f"StoredObject({self.key}, uid={self.uid}, resource_version={self.resource_version})"
+
+
+SHARED_LABELS_MAX = 4096  # sets of labels that are looked for among those of earlier objects
+_NO_LABELS: Mapping[str, str] = {}
+_shared_labels: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {}
+
+
+def _shared(labels: dict[str, str]) -> Mapping[str, str]:
+    """The equal labels of an earlier object, if it was a recent one."""
+    if not labels:
+        return _NO_LABELS
+    if len(_shared_labels) >= SHARED_LABELS_MAX:
+        _shared_labels.clear()
+    return _shared_labels.setdefault(tuple(labels.items()), labels)
 
 
 class ChangeType(Enum):
@@ -238,16 +237,19 @@ def _with_kind(json: bytes, kind: str, api_version: str) -> bytes:
     return head + _encode(members)[1:]
 
 
+_MANAGED_FIELDS = b'"managedFields":'
+
+
 def without_managed_fields(buffer: bytes, start: int, end: int, managed: msgspec.Raw) -> bytes:
     """The object's bytes less `metadata.managedFields`, whose exact text is `managed` (empty: there are none)."""
     text = bytes(managed)
     if not text:
         return buffer[start:end]
-    member = b'"managedFields":' + text
-    at = buffer.find(member, start, end)
-    if at < 0 or buffer.find(member, at + 1, end) >= 0:
+    at = buffer.find(_MANAGED_FIELDS, start, end)
+    after = at + len(_MANAGED_FIELDS)
+    if at < 0 or not buffer.startswith(text, after) or buffer.find(_MANAGED_FIELDS, after + len(text), end) >= 0:
         return _rebuilt_without_managed_fields(buffer[start:end])
-    after = at + len(member)
+    after += len(text)
     if buffer[after] == 0x2C:  # a comma follows
         after += 1
     elif buffer[at - 1] == 0x2C:

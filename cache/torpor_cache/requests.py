@@ -227,6 +227,8 @@ class Requests:
                     reply_bytes_max=WRITE_REPLY_BYTES_MAX,
                 )
         head = _head(reply.status, reply.headers)
+        # After a conflict what memory shows is known to be old.
+        head.read_live = reply.status == 409
         if 200 <= reply.status < 300 and path.resource is not None and not path.parameter("dryRun"):
             self._place(head, request.method, path.resource, reply.body)
         return Answer(head, (reply.body,) if reply.body else ())

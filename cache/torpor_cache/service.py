@@ -95,9 +95,10 @@ async def running(
         rights = RightsWatch(informers, access, clock, servicer.rights_changed)
         tasks = [
             asyncio.create_task(_OperatorsWatch(informers, assignments, readiness).run(clock)),
-            asyncio.create_task(rights.run()),
             asyncio.create_task(_bookmark(feeds, clock, config.streams.bookmark_s)),
         ]
+        if config.access.watch_rbac:
+            tasks.append(asyncio.create_task(rights.run()))
         stack.push_async_callback(_cancel, tasks)
         server = await stack.enter_async_context(
             serving(

@@ -73,7 +73,10 @@ class CacheServicer:
     # ---- Watch
 
     async def watch(self, requests: AsyncIterator[cache_pb2.WatchRequest], context: Context) -> None:
-        stream = WatchStream(self._parts, peer_identity(context), context.peer() or "")
+        peer = peer_identity(context)
+        if peer is None:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "the connection shows no identity")
+        stream = WatchStream(self._parts, peer, context.peer() or "")
         self._streams[stream] = None
         try:
             await stream.run(requests, lambda batch: _write(context, batch))

@@ -26,7 +26,7 @@ from torpor_cache.config import AccessLimits, StreamLimits
 from torpor_cache.fanout import After, Feed, Member, Resume, StreamQueue, Takeover
 from torpor_cache.feeds import Feeds
 from torpor_cache.identity import AnotherEpoch, Identities, IdentityUnknown, NotAllowedHere, Subject
-from torpor_cache.informers import NotFresh, NotSynced
+from torpor_cache.informers import InformerState, NotFresh, NotSynced
 from torpor_cache.kinds import Kinds, UnknownResource
 from torpor_cache.positions import Positions
 from torpor_cache.resources import InvalidResourceVersion, ObjectKey
@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 
 SYNC_WAIT_S = 30.0  # after which a subscriber is told that its kind is not listed yet; it goes on waiting
 FRESH_WAIT_S = 3.0  # the same for a position that is ahead of the cache
+REFUSED_PAUSE_S = 1.0  # how soon a kind that is served again is shown to those who waited
 CREDIT_MAX = 2**31
 
 Result = TypeVar("Result")
@@ -251,9 +252,14 @@ class WatchStream:
             try:
                 await feed.informer.wait_synced(SYNC_WAIT_S)
             except NotSynced as exc:
-                member.fail(status_json(503, "ServiceUnavailable", str(exc), retry_after_s=1), final=False)
+                told = feed.informer.error or status_json(503, "ServiceUnavailable", str(exc), retry_after_s=1)
+                member.fail(told, final=False)
                 # A refused kind answers at once; its informer tells of the next try.
                 await self._parts.clock.sleep(exc.retry_after_s)
+
+        while feed.informer.state is InformerState.FAILED and member.subscription.state is State.WAITING:
+            # What was listed before is no answer while the kind is refused; the informer tells of each try.
+            await self._parts.clock.sleep(REFUSED_PAUSE_S)
 
     async def _wait_position(self, session: _Session, feed: Feed) -> None:
         """Never shows a client less than it has seen: another replica may have been ahead."""

@@ -78,7 +78,7 @@ class Filter:
 
     @property
     def needs_old(self) -> bool:
-        return any(isinstance(mapping, CodeMapping) for mapping in self.mappings)
+        return self.mappings is not SELF_MAPPINGS and any(isinstance(m, CodeMapping) for m in self.mappings)
 
     def selects(self, subject: StoredObject) -> bool:
         if self.namespace and subject.key.namespace != self.namespace:
@@ -217,7 +217,7 @@ def _merged(unsent: EventType, latest: EventType) -> EventType:
     return unsent if unsent is EventType.ADDED else latest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen: one is made for each event and subscription, at half the cost
 class Emission:
     """One event to one subscription, ready to be encoded. `source` is what subscribers share."""
 
@@ -312,6 +312,8 @@ class Subscription:
             return
         if final:
             self.end()
+        if self._controls and self._controls[-1].type is EventType.ERROR:
+            self._controls.pop()  # the latest says it all, to a client that does not read
         self._controls.append(Emission(EventType.ERROR, None, NO_VERSION, status=status, final=final))
 
     def end(self) -> None:
@@ -393,8 +395,11 @@ class Subscription:
             entry, self.pending[key].gone = entry.gone, None
         else:
             del self.pending[key]
-            self._overtaken.discard(key)
-            self._sent_version = max(self._sent_version, entry.occurrence.change.resource_version)
+            if self._overtaken:
+                self._overtaken.discard(key)
+            version = entry.occurrence.change.resource_version
+            if version > self._sent_version:
+                self._sent_version = version
         self._spend()
         old = entry.old if self.filter.needs_old else None
         return Emission(entry.type, entry.occurrence, self.resume_point, entry.keys, entry.traces, old)

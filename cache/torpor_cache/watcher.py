@@ -480,6 +480,8 @@ class Lines:
             yield line, 0, len(line)
             start = end + 1
         while (end := chunk.find(b"\n", start)) >= 0:
+            if end - start > self._bytes_max:
+                raise self._too_long()
             if end > start:
                 yield chunk, start, end
             start = end + 1
@@ -489,5 +491,8 @@ class Lines:
     def _keep(self, part: bytes) -> None:
         self._begun_bytes += len(part)
         if self._begun_bytes > self._bytes_max:
-            raise LineTooLong(f"an event of the watch is longer than {self._bytes_max} bytes")
+            raise self._too_long()
         self._begun.append(part)
+
+    def _too_long(self) -> LineTooLong:
+        return LineTooLong(f"an event of the watch is longer than {self._bytes_max} bytes")

@@ -14,18 +14,20 @@ from torpor_host.config import HostConfig
 from torpor_host.service import running_host
 
 
-async def _run(config: HostConfig) -> None:
+async def _run(config: HostConfig) -> bool:
+    """Says whether it ended as it should."""
     async with running_host(config, handle_signals=True) as host:
         await host.server.wait_stopped()
+    return not host.failed
 
 
 def main() -> int:
-    """0 after a drain, 1 for a failed start, 2 for a wrong setting."""
+    """0 after a drain, 1 if it failed, 2 for a wrong setting or an address that is taken."""
     try:
         config = load(HostConfig, os.environ)
         logs.configure("host", config.log_level)
         telemetry.configure("host", config.name)
-        asyncio.run(_run(config))
+        return 0 if asyncio.run(_run(config)) else 1
     except TorporError as exc:
         print(f"torpor-host: {one_line(exc)}", file=sys.stderr)
         return 2
@@ -36,7 +38,6 @@ def main() -> int:
         return 0
     finally:
         telemetry.shutdown()
-    return 0
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ those of its name is removed and counts as missing. Nothing here is the only cop
 host runs is safe.
 
 An image file that is mapped must never be edited or truncated (SIGBUS ends the process); removing or replacing a name
-is harmless. Locks (`lock`) order the work of processes that share ROOT; readers take none.
+is harmless. Locks (`lock`) order the work of processes that share ROOT; readers take none. Disk is bounded by `prune`:
+what nobody has used for a week goes, longest unused first; a key's folder carries the time of its last use.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import os
 import re
 import secrets
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,8 @@ _KEY = re.compile(r"[0-9a-f]{16,64}\Z")
 _KIND = re.compile(r"[a-z][a-z-]{0,31}\Z")
 _LOCKS = 64  # lock files are never removed (removing one that is held splits it), so they are few and shared
 _BLOCK = 1 << 20
+_UNUSED_S = 7 * 24 * 3600.0
+_TOUCH_S = 3600.0
 
 
 class ArtifactStoreFailed(Exception):
@@ -52,6 +56,7 @@ class ArtifactStore:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._verified: dict[Path, _Signature] = {}
+        self._touched: dict[Path, float] = {}
         with _explained(root):
             for folder in (root, root / "tmp", root / "locks"):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -76,6 +81,7 @@ class ArtifactStore:
         (1 GB/s); a wrong one is removed."""
         try:
             signature = _signature(artifact.path)
+            self._touch(artifact.path)
             if self._verified.get(artifact.path) == signature:
                 return True
             digest = sha256_of_file(artifact.path)
@@ -122,10 +128,27 @@ class ArtifactStore:
     def remove(self, artifact: Artifact) -> None:
         """Forgets a file. Who has it mapped keeps it."""
         self._verified.pop(artifact.path, None)
+        self._touched.pop(artifact.path, None)
         with contextlib.suppress(FileNotFoundError):
             artifact.path.unlink()
         with contextlib.suppress(OSError):
             artifact.path.parent.rmdir()
+
+    def prune(self, bytes_max: int, *, unused_s: float = _UNUSED_S) -> int:
+        """Removes what was not used for `unused_s` until the rest takes `bytes_max` of disk; returns bytes freed."""
+        found: list[tuple[float, int, Artifact]] = []
+        for path in self.root.glob("*/*/*"):
+            with contextlib.suppress(FileNotFoundError):
+                if _KEY.match(path.name) and path.is_file():
+                    used, status = path.parent.stat().st_mtime, path.stat()
+                    found.append((used, status.st_blocks * 512, Artifact(path, path.name, status.st_size)))
+        excess, freed, now = sum(size for _used, size, _artifact in found) - bytes_max, 0, time.time()
+        for used, size, artifact in sorted(found, key=lambda item: item[0]):
+            if freed >= excess or now - used < unused_s:
+                break
+            self.remove(artifact)
+            freed += size
+        return freed
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -171,6 +194,14 @@ class ArtifactStore:
                     os.fsync(file.fileno())
                 temporary.replace(path)
                 return value
+
+    def _touch(self, path: Path) -> None:
+        """Notes a use, at most once an hour: this is asked at every wake."""
+        now = time.monotonic()
+        if now - self._touched.get(path, -_TOUCH_S) >= _TOUCH_S:
+            self._touched[path] = now
+            with contextlib.suppress(OSError):
+                os.utime(path.parent)
 
     def _folder(self, kind: str, key: str) -> Path:
         if not _KIND.match(kind) or not _KEY.match(key):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from torpor_services.config import setting
+from torpor_services.errors import InvalidSetting
 from torpor_services.security import TlsFiles
 
 # The longest a write may run once it was sent, and so how long a successor waits after the Lease has ended.
@@ -60,6 +61,13 @@ class LeaseConfig:
         "TORPOR_HOST_LEASE_MARGIN_S", 2.0, "Seconds before its end at which the Lease counts as lost.", minimum=0.1
     )
     namespace: str = setting("TORPOR_NAMESPACE", "torpor-system", "Namespace of Leases; made if it does not exist.")
+
+    def __post_init__(self) -> None:
+        if self.renew_s + self.margin_s >= self.duration_s:
+            raise InvalidSetting(
+                "TORPOR_HOST_LEASE_RENEW_S",
+                f"{self.renew_s} with a margin of {self.margin_s} is not below the duration of {self.duration_s}",
+            )
 
 
 @dataclass(frozen=True, slots=True)

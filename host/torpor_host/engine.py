@@ -41,6 +41,7 @@ class GuestEngine:
         threading.stack_size(config.thread_stack_bytes)
         self.wasmtime = wasmtime_engine(config.code)
         self.fingerprint = fingerprint(self.wasmtime, config.code)
+        store.prune(config.artifacts_bytes_max)
         self.compiler = Compiler(config, store, self.fingerprint)
         self.linker = Linker(self.wasmtime)
         self._functions = define_wasi(self.linker) + define_torpor(self.linker)

@@ -58,6 +58,9 @@ class EngineConfig:
     maps_max: int = 50_000
     """Memory maps this process may hold for guests, of the kernel's 65,530 (vm.max_map_count)."""
 
+    artifacts_bytes_max: int = 8192 * MIB
+    """Disk for compiled modules and images; above it, what was unused for a week goes when a host starts."""
+
     modules_idle_max: int = 16
     """Compiled modules without an instance that stay loaded: 1 descriptor and 3 maps each."""
 

@@ -6,6 +6,7 @@ serves all instances and none of them holds a store. Only the running thread tou
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -17,6 +18,8 @@ from torpor_host.hostcalls import HostCalls
 from torpor_host.limits import Deadline, InstanceLimits
 from torpor_host.native import GuestMemory
 from torpor_host.output import Output
+
+_log = logging.getLogger("torpor.host.calls")
 
 current = threading.local()
 """`current.guest` is the GuestContext whose code runs on this thread."""
@@ -51,7 +54,10 @@ class GuestContext:
 
     def end(self) -> None:
         self.pending = None
-        self.output.end(self.calls.log)
+        try:
+            self.output.end(self.calls.log)
+        except Exception:  # the call has its outcome already
+            _log.exception("the log of a guest")
 
     def verdict(self) -> str | None:
         """At each tick, on the guest's thread: why it must end now, or None."""

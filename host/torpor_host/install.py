@@ -30,7 +30,8 @@ _FORMAT = b"torpor install 1"  # raise when records, images or rewriting change
 _RECORDS, _IMAGES, _SOURCES, _BASES, _OVERLAYS = "installs", "images", "sources", "bases", "overlays"
 _MANIFEST_MAX = 1 << 20
 _PROBE_KEY = abi.ReconcileRequest("torpor-install-check", "torpor-install-check", "start").encode()
-_PROBE_TIMEOUT_S = 5.0
+_PROBE_TIMEOUT_S = 2.0
+_PROBE_REALTIME_NS = 1_800_000_000 * 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +135,17 @@ def _install_core(
     sha256 = hashlib.sha256(source.content).hexdigest()
     prepared = _prepare(engine, source.content, language_runtime=False)
     key = _key(engine, b"core", sha256.encode())
-    record = _find_record(engine, key)
-    if record is not None:
-        image, complete = _recorded_image(engine, record, _IMAGES, key, None)
-        if complete:
-            return InstalledModule(
-                sha256, "core", source.filename, record.manifest, prepared.compiled, image, record.refusal
-            )
+
+    def installed(outcome: _Outcome) -> InstalledModule:
+        return InstalledModule(sha256, "core", source.filename, outcome.manifest, prepared.compiled, *outcome.image)
+
+    recorded = _recorded(engine, _IMAGES, key, None)
+    if recorded is not None:
+        return installed(recorded)
     with engine.store.lock("install", key):
+        recorded = _recorded(engine, _IMAGES, key, None)
+        if recorded is not None:
+            return installed(recorded)
         calls = ImageBuildCalls(discovery)
         instance = _new_instance(engine, prepared.compiled, limits, calls)
         try:
@@ -155,8 +159,7 @@ def _install_core(
                 image = image if refusal is None else None
         finally:
             instance.close()
-        _keep_record(engine, key, manifest, image, refusal)
-    return InstalledModule(sha256, "core", source.filename, manifest, prepared.compiled, image, refusal)
+        return installed(_keep_record(engine, key, manifest, image, refusal))
 
 
 # Python operators, on a base that all share.
@@ -204,16 +207,14 @@ def _find_or_build_base(engine: GuestEngine, wasm: bytes) -> PythonBase:
     # and the same when the base is built again.
     seed = hashlib.sha256(engine.store.secret("hash-seed") + hashlib.sha256(wasm).digest()).digest()
     key = _key(engine, b"base", hashlib.sha256(wasm).digest(), hashlib.sha256(seed).digest())
-    record = _find_record(engine, key)
-    if record is not None:
-        image, complete = _recorded_image(engine, record, _BASES, key, None)
-        if complete:
-            return PythonBase(prepared.compiled, image, record.refusal)
-    with engine.store.lock("install", key):
-        return _build_base(engine, prepared, key, seed)
+    recorded = _recorded(engine, _BASES, key, None)
+    if recorded is None:
+        with engine.store.lock("install", key):
+            recorded = _recorded(engine, _BASES, key, None) or _build_base(engine, prepared, key, seed)
+    return PythonBase(prepared.compiled, *recorded.image)
 
 
-def _build_base(engine: GuestEngine, prepared: _Prepared, key: str, seed: bytes) -> PythonBase:
+def _build_base(engine: GuestEngine, prepared: _Prepared, key: str, seed: bytes) -> _Outcome:
     limits = InstanceLimits()
     calls = ImageBuildCalls()
     instance = _new_instance(engine, prepared.compiled, limits, calls)
@@ -228,8 +229,7 @@ def _build_base(engine: GuestEngine, prepared: _Prepared, key: str, seed: bytes)
             image = image if refusal is None else None
     finally:
         instance.close()
-    _keep_record(engine, key, b"{}", image, refusal)
-    return PythonBase(prepared.compiled, image, refusal)
+    return _keep_record(engine, key, b"{}", image, refusal)
 
 
 def _install_python(
@@ -241,15 +241,16 @@ def _install_python(
     key = _key(engine, b"python", sha256.encode(), source.filename.encode(), identity.encode())
     kept = engine.store.load(_SOURCES, key) or engine.store.write_bytes(_SOURCES, key, source.content)
 
-    def installed(manifest: bytes, image: Image | None, refusal: str | None) -> InstalledModule:
-        return InstalledModule(sha256, "python", source.filename, manifest, base.compiled, image, refusal, kept)
+    def installed(outcome: _Outcome) -> InstalledModule:
+        return InstalledModule(sha256, "python", source.filename, outcome.manifest, base.compiled, *outcome.image, kept)
 
-    record = _find_record(engine, key)
-    if record is not None:
-        image, complete = _recorded_image(engine, record, _OVERLAYS, key, base.image)
-        if complete:
-            return installed(record.manifest, image, record.refusal)
+    recorded = _recorded(engine, _OVERLAYS, key, base.image)
+    if recorded is not None:
+        return installed(recorded)
     with engine.store.lock("install", key):
+        recorded = _recorded(engine, _OVERLAYS, key, base.image)
+        if recorded is not None:
+            return installed(recorded)
         calls = ImageBuildCalls(discovery)
         instance = _new_instance(engine, base.compiled, limits, calls)
         try:
@@ -274,8 +275,7 @@ def _install_python(
                 image = image if refusal is None else None
         finally:
             instance.close()
-        _keep_record(engine, key, manifest, image, refusal)
-    return installed(manifest, image, refusal)
+        return installed(_keep_record(engine, key, manifest, image, refusal))
 
 
 # Running a guest that is being installed.
@@ -366,17 +366,19 @@ def _check(
     image: Image,
     probe: _Probe,
 ) -> str | None:
-    """Why a guest woken from the image is not the one it was taken of, or None. Uses `original` up."""
+    """Why a guest woken from the image is not the one it was taken of, or None. Uses `original` up, and closes it
+    before the other runs: two guests at their memory limit would be one too many."""
+    here = _replay(original, image, probe)
+    original.close()
+    if isinstance(here.outcome, GuestTimedOut):
+        return None  # where the clock cuts in differs each time: nothing to compare
     try:
         woken = Instance(engine, compiled, limits, ImageBuildCalls(), clock=engine.clock, random=system_random)
     except GuestFailed as exc:
         return f"an instance for the check: {exc.reason}"
     try:
         woken.restore(image)
-        here, there = _replay(original, image, probe), _replay(woken, image, probe)
-        if isinstance(here.outcome, GuestTimedOut) or isinstance(there.outcome, GuestTimedOut):
-            return None  # where a clock of ours cuts in differs each time
-        return _difference(here, there, original, woken)
+        return _difference(here, _replay(woken, image, probe))
     except GuestFailed as exc:
         return f"restoring the image: {exc.reason}"
     finally:
@@ -385,23 +387,31 @@ def _check(
 
 @dataclass(frozen=True, slots=True)
 class _Replayed:
+    """What a guest did in the probe, and what it left."""
+
     outcome: bytes | GuestFailed
     calls: list[object]
+    memory: images.Digests
+    globals: bytes
 
 
 def _replay(instance: Instance, image: Image, probe: _Probe) -> _Replayed:
     calls = ImageBuildCalls()
-    instance.face(calls, ReplayClock(image.monotonic_ns, 1_800_000_000_000_000_000), SeededRandom(b"install check"))
+    instance.face(calls, ReplayClock(image.monotonic_ns, _PROBE_REALTIME_NS), SeededRandom(b"install check"))
     deadline = Deadline.after(_PROBE_TIMEOUT_S)
+    outcome: bytes | GuestFailed
     try:
         instance.wake(deadline=deadline)
-        return _Replayed(probe(instance, deadline), calls.made)
+        outcome = probe(instance, deadline)
     except GuestFailed as exc:
-        return _Replayed(exc, calls.made)
+        outcome = exc
+    return _Replayed(outcome, calls.made, images.digests(instance.memory), instance.state().globals)
 
 
-def _difference(here: _Replayed, there: _Replayed, original: Instance, woken: Instance) -> str | None:
+def _difference(here: _Replayed, there: _Replayed) -> str | None:
     one, other = here.outcome, there.outcome
+    if isinstance(other, GuestTimedOut):
+        return None
     if isinstance(one, GuestFailed) or isinstance(other, GuestFailed):
         if type(one) is not type(other):
             return f"the check's call ended differently after a restore: {_told(one)}, then {_told(other)}"
@@ -409,12 +419,12 @@ def _difference(here: _Replayed, there: _Replayed, original: Instance, woken: In
         return "the check's call gave another result after a restore"
     if here.calls != there.calls:
         return "the check's call made other host calls after a restore"
-    if original.memory.size() != woken.memory.size():
-        return f"the check left {original.memory.size()} bytes of memory, after a restore {woken.memory.size()}"
-    if original.state().globals != woken.state().globals:
+    if here.memory.size != there.memory.size:
+        return f"the check left {here.memory.size} bytes of memory, after a restore {there.memory.size}"
+    if here.globals != there.globals:
         return "the check left other globals after a restore"
-    offset = images.equal_memory(original.memory, woken.memory)
-    return None if offset is None else f"the check left another memory after a restore, first at {offset:#x}"
+    offset = here.memory.first_difference(there.memory)
+    return None if offset is None else f"the check left another memory after a restore, first near {offset:#x}"
 
 
 def _told(outcome: bytes | GuestFailed) -> str:
@@ -425,10 +435,12 @@ def _told(outcome: bytes | GuestFailed) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Record:
+class _Outcome:
+    """What installing came to, and what is kept of it."""
+
     manifest: bytes
-    refusal: str | None
-    image: dict[str, Any] | None
+    image: tuple[Image | None, str | None]
+    """The image, or why there is none."""
 
 
 def _key(engine: GuestEngine, *parts: bytes) -> str:
@@ -438,32 +450,30 @@ def _key(engine: GuestEngine, *parts: bytes) -> str:
     return digest.hexdigest()
 
 
-def _keep_record(engine: GuestEngine, key: str, manifest: bytes, image: Image | None, refusal: str | None) -> None:
+def _keep_record(engine: GuestEngine, key: str, manifest: bytes, image: Image | None, refusal: str | None) -> _Outcome:
     record = {
         "manifest": base64.b64encode(manifest).decode(),
         "refusal": refusal,
         "image": None if image is None else images.to_record(image),
     }
     engine.store.write_bytes(_RECORDS, key, json.dumps(record).encode())
+    return _Outcome(manifest, (image, refusal))
 
 
-def _find_record(engine: GuestEngine, key: str) -> _Record | None:
+def _recorded(engine: GuestEngine, kind: str, key: str, base: Image | None) -> _Outcome | None:
+    """What was kept, if every file it names is there and whole. With `base` the image is an overlay of it.
+
+    Asked again under the lock: another process may have installed the same meanwhile, and making its image anew would
+    take the file away under it."""
     artifact = engine.store.load(_RECORDS, key)
     if artifact is None:
         return None
     record = json.loads(artifact.path.read_bytes())
-    return _Record(base64.b64decode(record["manifest"]), record["refusal"], record["image"])
-
-
-def _recorded_image(
-    engine: GuestEngine, record: _Record, kind: str, key: str, base: Image | None
-) -> tuple[Image | None, bool]:
-    """The image and whether all the record names is there. With `base` the image is an overlay of it."""
-    if record.image is None:
-        return None, True
-    own = engine.store.load(kind, key)
-    if base is not None:
-        image = images.from_record(record.image, base.base, own)
-    else:
-        image = images.from_record(record.image, own, None)
-    return image, image is not None
+    image = None
+    if record["image"] is not None:
+        own = engine.store.load(kind, key)
+        files = (own, None) if base is None else (base.base, own)
+        image = images.from_record(record["image"], *files)
+        if image is None:
+            return None
+    return _Outcome(base64.b64decode(record["manifest"]), (image, record["refusal"]))

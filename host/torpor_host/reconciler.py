@@ -270,7 +270,8 @@ class Reconciler:
             return 0
         path = self._snapshot_folder / f"{operator.uid or '_'.join(operator.id)}.snapshot"
         try:
-            size = operator.instances[0].instance.snapshot(path, epoch=operator.epoch, wake=operator.wakes)
+            with self._workers.blocking():  # it is written and fsynced
+                size = operator.instances[0].instance.snapshot(path, epoch=operator.epoch, wake=operator.wakes)
         except (SnapshotImpossible, OSError) as exc:
             log.warning("no snapshot was taken: %s", one_line(exc), extra={"operator": operator.text})
             return 0

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,7 @@ class Host:
     engine: GuestEngine
     servicer: HostServicer
     spawned: _Spawner
+    failed: bool = False  # a task of its own ended with an error
 
     @property
     def address(self) -> str:
@@ -121,10 +122,9 @@ async def _assemble(config: HostConfig, clock: Clock, state: StateFolder, stack:
         stack.push_async_callback(scheduler_channel.close, None)
 
     engine = await asyncio.to_thread(_engine, config, state)
-    stack.callback(engine.close)
     workers = Workers("guest", threads_max=config.guests.workers)
     install_workers = Workers("install", threads_max=config.guests.installs, slots=config.guests.installs)
-    stack.push_async_callback(_close_workers, workers, install_workers)
+    stack.push_async_callback(_close_engine, engine, workers, install_workers)
 
     logs = GuestLogs(clock, post)
     subscriber = Subscriber(channel, clock, timers)
@@ -262,6 +262,7 @@ async def _tasks(host: Host) -> AsyncIterator[None]:
 def _ended(host: Host, task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         log.critical("a task of the host failed; it stops", extra={"task": task.get_name()}, exc_info=error)
+        host.failed = True
         host.server.stop()
 
 
@@ -275,6 +276,9 @@ async def _drain(host: Host) -> None:
             host.operators.stop_guests(operator, "the host shuts down")
         await _still(host, _STOP_S)
     await host.subscriber.flush(_FLUSH_S)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_FLUSH_S):
+            await host.status.flush()
     await host.lease.release()
 
 
@@ -373,10 +377,13 @@ def _snapshot_folder(state: StateFolder) -> Path:
     return folder
 
 
-async def _close_workers(*pools: Workers) -> None:
-    for pool in pools:
-        if not await asyncio.to_thread(pool.close, _STOP_S):
-            log.warning("a worker thread did not end")
+async def _close_engine(engine: GuestEngine, *pools: Workers) -> None:
+    """A thread that goes on (a compiler that takes its time) keeps the engine: it ends with the process."""
+    ended = [await asyncio.to_thread(pool.close, _STOP_S) for pool in pools]
+    if all(ended):
+        engine.close()
+    else:
+        log.warning("a worker thread did not end; it ends with the process")
 
 
 def _bind_readiness(readiness: Readiness, subscriber: Subscriber, assignments: Assignments) -> None:

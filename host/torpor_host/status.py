@@ -23,7 +23,7 @@ from torpor_host.api import MERGE_PATCH, ApiUnavailable, KubeApi
 from torpor_host.operator_record import Operator
 from torpor_host.operator_spec import OperatorId
 from torpor_host.reconciler import TurnReport
-from torpor_host.timers import Timers
+from torpor_host.timers import Timer, Timers
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class Versions(Protocol):
 @dataclass(slots=True)
 class _Written:
     at_s: float = float("-inf")
+    again: Timer | None = None
     urgent: bytes = b""
     phase: str = ""
     counts: tuple[int, ...] = ()
@@ -91,7 +92,9 @@ class StatusWriter:
 
     def removed(self, operator: Operator) -> None:
         self._dirty.pop(operator, None)
-        self._written.pop(operator, None)
+        written = self._written.pop(operator, None)
+        if written is not None:
+            self._timers.cancel(written.again)
 
     def _mark(self, operator: Operator) -> None:
         if operator not in self._dirty:
@@ -122,9 +125,29 @@ class StatusWriter:
             else:
                 # Not dirty meanwhile: a change of more weight marks it again and is looked at then.
                 del self._dirty[operator]
-                self._timers.after(wait_s, self._mark_again, operator)
+                self._look_again(operator, wait_s)
         for start in range(0, len(due), _AT_ONCE):
             await asyncio.gather(*(self._write(*item) for item in due[start : start + _AT_ONCE]))
+
+    async def flush(self) -> None:
+        """Before the end: the phase that a person would otherwise go on seeing."""
+        stale = [
+            (operator, status)
+            for operator, written in self._written.items()
+            if (status := self.status(operator))["phase"] != written.phase
+        ]
+        for start in range(0, len(stale), _AT_ONCE):
+            await asyncio.gather(*(self._write(*item) for item in stale[start : start + _AT_ONCE]))
+
+    def _look_again(self, operator: Operator, wait_s: float) -> None:
+        """One timer an operator, the earliest."""
+        written = self._written.setdefault(operator, _Written())
+        due_s = self._clock.monotonic_s() + wait_s
+        if written.again is not None and written.again.pending:
+            if written.again.due_s <= due_s:
+                return
+            self._timers.cancel(written.again)
+        written.again = self._timers.schedule(due_s, self._mark_again, operator)
 
     def _mark_again(self, operator: Operator) -> None:
         if not operator.gone:
@@ -148,7 +171,7 @@ class StatusWriter:
         if operator.gone or known is None:
             return
         if not self._allowed():
-            self._timers.after(_URGENT_EVERY_S, self._mark_again, operator)
+            self._look_again(operator, _URGENT_EVERY_S)
             return
         uid, version = known
         namespace, name = operator.id
@@ -158,21 +181,21 @@ class StatusWriter:
             answer = await self._api.request("PATCH", path, body=body, content_type=MERGE_PATCH, timeout_s=5.0)
         except ApiUnavailable as exc:
             log.debug("a status could not be written: %s", exc, extra={"operator": operator.text})
-            self._timers.after(_URGENT_EVERY_S * 2, self._mark_again, operator)
+            self._look_again(operator, _URGENT_EVERY_S * 2)
             return
         if answer.ok:
             self.writes += 1
-            self._written[operator] = _Written(
-                self._clock.monotonic_s(), _urgent(status), status["phase"], _counts(status)
-            )
+            written = self._written.setdefault(operator, _Written())
+            written.at_s = self._clock.monotonic_s()
+            written.urgent, written.phase, written.counts = _urgent(status), status["phase"], _counts(status)
             metadata = answer.json().get("metadata")
             if isinstance(metadata, dict):
                 self._versions.version_seen(operator.id, str(metadata.get("resourceVersion", "")))
         elif answer.status == 409:  # the watch brings the new version
-            self._timers.after(_URGENT_EVERY_S, self._mark_again, operator)
+            self._look_again(operator, _URGENT_EVERY_S)
         elif answer.status != 404:
             log.warning("a status was refused: %s", answer.message, extra={"operator": operator.text})
-            self._timers.after(_PHASE_EVERY_S, self._mark_again, operator)
+            self._look_again(operator, _PHASE_EVERY_S)
 
     def status(self, operator: Operator) -> dict[str, Any]:
         """The fields of `status` that are a host's to write, as a merge patch; host and epoch are the assignment's."""

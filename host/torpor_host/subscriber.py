@@ -16,7 +16,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import grpc
 import grpc.aio
@@ -26,7 +26,7 @@ from torpor_services.clock import Clock
 from torpor_services.errors import one_line
 
 from torpor_host.positions import Progress
-from torpor_host.timers import Timer, Timers
+from torpor_host.timers import Timer, Timers, first_of
 from torpor_host.work_queue import Key
 
 log = logging.getLogger(__name__)
@@ -35,9 +35,13 @@ ACK_EVERY_S = 0.2
 ACK_OWNERS_MAX = 100
 _CREDIT = 1024
 _KNOWN_MAX = 100_000  # beyond this a resume carries no list (16 MiB a message) and every key is run instead
-_RETRY_FINAL_S = (2.0, 60.0)
+_RETRY_FINAL_S = (2.0, 30.0)
 
 Event = cache_pb2.Event
+_SIGNS_OF_LIFE = frozenset({Event.ADDED, Event.MODIFIED, Event.DELETED, Event.BOOKMARK})
+_OWN_FAILURE = cache_pb2.Error(
+    status=b'{"reason": "InternalError", "message": "the host could not take an event in; see its log"}', final=True
+)
 
 
 class SubscriptionOwner(Protocol):
@@ -158,7 +162,7 @@ class Subscriber:
         while True:
             await self._wake_acks.wait()
             self._full.clear()
-            await _first(self._clock.sleep(ACK_EVERY_S), self._full.wait())
+            await first_of(self._clock.sleep(ACK_EVERY_S), self._full.wait())
             self._wake_acks.clear()
             self.collect_acks()
 
@@ -168,6 +172,7 @@ class Subscriber:
         deadline_s = self._clock.monotonic_s() + timeout_s
         while self._connected and (self._acks or self._outgoing) and self._clock.monotonic_s() < deadline_s:
             await self._clock.sleep(0.01)
+        await self._clock.sleep(0.02)  # from the generator to the wire
 
     def collect_acks(self) -> None:
         progressed, self._progressed = self._progressed, {}
@@ -261,11 +266,21 @@ class Subscriber:
             keys = [Key(key.namespace, key.name) for key in target.keys]
             for number in target.subscriptions:
                 subscription = self._subscriptions.get(number)
-                if subscription is not None:
+                if subscription is None:
+                    continue
+                try:
                     self._deliver_to(subscription, keys, event, sequence)
+                except Exception:
+                    # Its event is not lost: the subscription begins anew, from what was acknowledged.
+                    log.exception("an event could not be taken in", extra={"subscription": subscription.name})
+                    subscription.progress.restart()
+                    self._failed(subscription, _OWN_FAILURE)
 
     def _deliver_to(self, subscription: Subscription, keys: Sequence[Key], event: Event, sequence: int) -> None:
         owner, progress = subscription.owner, subscription.progress
+        if subscription.failed and progress.synced and event.type in _SIGNS_OF_LIFE:
+            subscription.failed = False
+            owner.on_synced(subscription)
         match event.type:
             case Event.ADDED | Event.MODIFIED | Event.DELETED:
                 owner.on_event(subscription, keys, event, sequence)
@@ -316,16 +331,6 @@ class Subscriber:
         self._subscriptions[subscription.id] = subscription
         if self._connected:
             self._send_subscribe(subscription)
-
-
-async def _first(*waits: Any) -> None:
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def describe_status(status: bytes) -> tuple[str, str]:

@@ -108,21 +108,22 @@ class Timers:
     def fire_due(self) -> int:
         """Calls what is due; returns how many."""
         fired = 0
-        while True:
-            due_s = self.next_due_s()
-            if due_s is None or due_s > self.now_s():
-                return fired
-            with self._lock:
-                timer = heapq.heappop(self._heap)[2]
-                call = timer._take()
-                if call is None:
-                    self._cancelled -= 1
-                    continue
+        while (call := self._take_due()) is not None:
             fired += 1
             try:
                 call()
             except Exception:
                 log.exception("a timer's callback failed")
+        return fired
+
+    def _take_due(self) -> Callable[[], None] | None:
+        with self._lock:
+            while self._heap and self._heap[0][0] <= self.now_s():
+                call = heapq.heappop(self._heap)[2]._take()
+                if call is not None:
+                    return call
+                self._cancelled -= 1
+        return None
 
     async def run(self) -> None:
         """Fires timers as they come due, until cancelled."""
@@ -135,7 +136,7 @@ class Timers:
             if due_s is None:
                 await self._changed.wait()
                 continue
-            await _either(self._clock.sleep(min(due_s - self.now_s(), _SLEEP_S_MAX)), self._changed.wait())
+            await first_of(self._clock.sleep(min(due_s - self.now_s(), _SLEEP_S_MAX)), self._changed.wait())
 
     def _notify(self) -> None:
         loop, changed = self._loop, self._changed
@@ -144,7 +145,8 @@ class Timers:
                 loop.call_soon_threadsafe(changed.set)
 
 
-async def _either(*waits: Coroutine[Any, Any, object]) -> None:
+async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
+    """Returns when one of them is done; the others are cancelled."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -20,7 +20,7 @@
 #define EXPORT(name) __attribute__((export_name(#name), used))
 #define IMPORT(name) __attribute__((import_module("torpor"), import_name(#name)))
 
-enum { ABI_VERSION = 1 };
+enum { ABI_VERSION = 1, LOG_ERROR = 3 };
 
 /* CPython allows 5,000 nested C calls under WASI. They need more than the 2 MiB of stack that hosts give; with
  * 2,000, deep nesting ends in RecursionError instead of a trap. */
@@ -169,12 +169,32 @@ static void start_interpreter(void)
     PyThreadState_Get()->c_recursion_remaining -= C_RECURSION_CUT;
 }
 
-/* Calls `_torpor_boot.NAME()`; what it raises is dropped, since no caller could do anything about it. */
+/* Takes the pending exception and tells it as bytes; NULL, without an exception, if even that fails. It is never
+ * printed: PyErr_Print would end the process on SystemExit, and there is none to end. */
+static PyObject *explain_pending(void)
+{
+    PyObject *exception = PyErr_GetRaisedException();
+    PyObject *told = boot == NULL ? NULL : PyObject_CallMethod(boot, "explain", "O", exception ? exception : Py_None);
+    Py_XDECREF(exception);
+    if (told != NULL && !PyBytes_Check(told))
+        Py_CLEAR(told);
+    PyErr_Clear();
+    return told;
+}
+
+/* Calls `_torpor_boot.NAME()` where the caller has nobody to give an error to: it goes to the log. */
 static void tell_boot(const char *name)
 {
+    static const char plain[] = "a hook of the Python runtime failed";
     PyObject *result = boot == NULL ? NULL : PyObject_CallMethod(boot, name, NULL);
-    if (result == NULL)
-        PyErr_Clear();
+    if (result == NULL && PyErr_Occurred()) {
+        PyObject *told = explain_pending();
+        if (told != NULL)
+            host_log(LOG_ERROR, PyBytes_AS_STRING(told), (int32_t)PyBytes_GET_SIZE(told));
+        else
+            host_log(LOG_ERROR, plain, sizeof plain - 1);
+        Py_XDECREF(told);
+    }
     Py_XDECREF(result);
 }
 
@@ -258,16 +278,13 @@ static const char outcome_error[] = "\5\0\0\0error\0\0\0\0"; /* outcome, an empt
 static const struct failure error_first = {"", 0};
 static const struct failure error_outcome = {outcome_error, sizeof outcome_error - 1};
 
-/* The pending exception as the call's result. It is never printed: PyErr_Print would end the process on SystemExit,
- * and there is none to end. */
+/* The pending exception as the call's result. */
 static int64_t fail(const struct failure *failure)
 {
     static const char plain[] = "the operator failed, and so did describing how";
-    PyObject *exception = PyErr_GetRaisedException();
-    PyObject *told = boot == NULL ? NULL : PyObject_CallMethod(boot, "explain", "O", exception ? exception : Py_None);
-    Py_XDECREF(exception);
+    PyObject *told = explain_pending();
     PyObject *message = NULL;
-    if (told != NULL && PyBytes_Check(told))
+    if (told != NULL)
         message = message_of(failure->prefix, failure->length, PyBytes_AS_STRING(told), (size_t)PyBytes_GET_SIZE(told));
     Py_XDECREF(told);
     PyErr_Clear();

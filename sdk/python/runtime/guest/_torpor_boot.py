@@ -71,6 +71,7 @@ import zoneinfo  # noqa: F401
 
 import _colorize
 import _torpor_asyncio
+import _torpor_warmup
 from torpor_sdk import _frames
 from torpor_sdk import _guest as sdk
 
@@ -78,6 +79,9 @@ from torpor_sdk import _guest as sdk
 _colorize.COLORIZE = False
 
 asyncio.set_event_loop_policy(_torpor_asyncio.GuestEventLoopPolicy())
+
+# A test holds it to be empty.
+warm_up_error = _torpor_warmup.run()
 
 
 def load(message: bytes) -> bytes:

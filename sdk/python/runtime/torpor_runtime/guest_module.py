@@ -53,15 +53,13 @@ def key(sdk: Path = SDK) -> str:
 
 
 def own_modules(sdk: Path) -> list[tuple[str, Path, bool]]:
-    """The runtime's Python half and the SDK."""
+    """The runtime's Python half and the SDK, less what it has for unit tests outside of a guest."""
     package = sdk / "__init__.py"
     if not package.is_file():
         raise BuildError(f"{sdk} is no Python package; restore it from git")
-    return [
-        *stdlib.modules_below(GUEST),
-        ("torpor_sdk", package, True),
-        *stdlib.modules_below(sdk, prefix="torpor_sdk."),
-    ]
+    modules = [*stdlib.modules_below(GUEST), ("torpor_sdk", package, True)]
+    modules += stdlib.modules_below(sdk, prefix="torpor_sdk.")
+    return [module for module in modules if not (module[0] + ".").startswith("torpor_sdk.testing.")]
 
 
 def freeze_standard_library(

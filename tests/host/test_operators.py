@@ -1,0 +1,631 @@
+"""Operators, their turns and their residency, with guests that are functions; every step is taken by the test."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torpor.cache.v1 import cache_pb2
+from torpor_host import abi, operator_spec
+from torpor_host.failures import GuestFailed, GuestStopped, GuestTrapped, InstallFailed
+from torpor_host.guest_logs import GuestLogs
+from torpor_host.installation import Problem
+from torpor_host.limits import Deadline
+from torpor_host.operator_record import Installation, Loaded, Operator
+from torpor_host.operator_spec import OperatorId
+from torpor_host.operators import CRASHES_MAX, Operators
+from torpor_host.outbound import Outbound
+from torpor_host.reconciler import Reconciler
+from torpor_host.requests import GuestCalls
+from torpor_host.residency import Keep, Phase, UnloadAt
+from torpor_host.snapshots import Expected
+from torpor_host.subscriber import Event, Subscription
+from torpor_host.timers import Timers
+from torpor_host.work_queue import Key
+from torpor_services import crd
+
+OP = OperatorId(("default", "op"))
+
+
+class StepClock:
+    now_s = 1000.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def unix_ns(self) -> int:
+        return round((1_700_000_000 + self.now_s) * 1e9)
+
+    async def sleep(self, seconds: float) -> None:
+        raise AssertionError("nothing sleeps here")
+
+
+class StepWorkers:
+    """Jobs run when the test says so."""
+
+    contended = False
+    blocking = staticmethod(nullcontext)
+
+    def __init__(self) -> None:
+        self.jobs: deque[Callable[[], None]] = deque()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        self.jobs.append(job)
+
+
+class Guest:
+    """An instance whose reconcile is a function of (namespace/name, cause, attempt)."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.alive = True
+        self.closed = False
+
+    def reconcile(self, message: bytes, *, deadline: Deadline) -> bytes:
+        namespace, name, cause, attempt, _ = (part.decode() for part in abi.decode(message))
+        self.bench.ran.append(f"{name} {cause} {attempt}")
+        try:
+            return self.bench.behaviour(f"{namespace}/{name}")
+        except GuestFailed:
+            self.alive = False
+            raise
+
+    def stop(self, reason: str) -> None:
+        self.bench.stopped.append(reason)
+
+    def private_bytes(self) -> int:
+        return self.bench.guest_bytes
+
+    def snapshot(self, path: Path, *, epoch: int, wake: int) -> int:
+        path.write_bytes(b"state")
+        self.bench.on_snapshot()
+        return 5
+
+    def close(self) -> None:
+        self.alive, self.closed = False, True
+
+
+class Subscriptions:
+    def __init__(self) -> None:
+        self.present: list[Subscription] = []
+        self.count = 0
+
+    def subscribe(self, owner: Any, name: str) -> Subscription:
+        self.count += 1
+        self.present.append(Subscription(self.count, name, owner))
+        return self.present[-1]
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        self.present.remove(subscription)
+
+    def progressed(self, owner: Any) -> None: ...
+
+
+class Installed:
+    sha256, form, filename, manifest, image, image_refusal, image_bytes = "0" * 64, "core", "f", b"{}", None, None, 0
+
+
+class Bench:
+    def __init__(self, folder: Path, budget: int = 1 << 30) -> None:
+        self.clock = StepClock()
+        self.timers = Timers(self.clock)
+        self.workers, self.installers = StepWorkers(), StepWorkers()
+        self.subscriptions = Subscriptions()
+        self.posted: deque[Callable[[], None]] = deque()
+        self.lease = ""
+        self.behaviour: Callable[[str], bytes] = lambda key: abi.encode([b"done"])
+        self.load_error: Exception | None = None
+        self.install_problem: Problem | None = None
+        self.on_snapshot: Callable[[], None] = lambda: None
+        self.guest_bytes = 1 << 20
+        self.ran: list[str] = []
+        self.stopped: list[str] = []
+        self.loads: list[Guest] = []
+        self.verified: list[OperatorId] = []
+        self.sequence = 0
+        self.operators = Operators(
+            host="host-0",
+            clock=self.clock,
+            timers=self.timers,
+            subscriber=self.subscriptions,  # type: ignore[arg-type]
+            workers=self.workers,  # type: ignore[arg-type]
+            install_workers=self.installers,  # type: ignore[arg-type]
+            installer=self,  # type: ignore[arg-type]
+            requests=None,  # type: ignore[arg-type]
+            logs=GuestLogs(self.clock, self.posted.append),
+            post=self.posted.append,
+            lease_refusal=lambda: self.lease,
+            memory_budget_bytes=budget,
+            rand=lambda: 0.0,
+        )
+        self.operators.verify_assignment = self.verified.append
+        self.operators.reconciler = Reconciler(
+            load=self.load,
+            workers=self.workers,  # type: ignore[arg-type]
+            clock=self.clock,
+            post=self.posted.append,
+            listener=self.operators,
+            snapshot_folder=folder,
+        )
+
+    # what Installer and the loader would do
+    def install(self, obj: Mapping[str, Any], ask: object) -> Installation | Problem:
+        if self.install_problem is not None:
+            return self.install_problem
+        spec = operator_spec.resolve(operator_spec.declared(obj), b"{}")
+        return Installation(spec, Installed(), False)  # type: ignore[arg-type]
+
+    def load(self, operator: Operator, snapshot: Expected | None) -> Loaded:
+        if self.load_error is not None:
+            raise self.load_error
+        assert operator.actor is not None
+        guest = Guest(self)
+        self.loads.append(guest)
+        calls = GuestCalls(
+            operator.actor,
+            requests=None,  # type: ignore[arg-type]
+            outbound=Outbound(),
+            positions=operator.positions,
+            fence=operator,
+            logs=GuestLogs(self.clock, self.posted.append),
+            blocking=nullcontext,
+        )
+        return Loaded(guest, calls)
+
+    # what happens
+    def adopt(self, *, epoch: int = 1, generation: int = 1, name: str = "op", **spec: Any) -> Operator:
+        obj = {
+            "apiVersion": crd.API_VERSION,
+            "kind": crd.KIND,
+            "metadata": {"namespace": "default", "name": name, "uid": name, "generation": generation},
+            "spec": {
+                "module": {"file": "x.wasm"},
+                "serviceAccountName": "x",
+                "for": {"resource": "v1/configmaps"},
+                "owns": [{"resource": "v1/secrets"}],
+                "unload": {"policy": "idle", "idleAfter": "5s"},
+                **spec,
+            },
+        }
+        operator = self.operators.adopt(obj, epoch)
+        self.run()
+        return operator
+
+    def event(
+        self, operator: Operator, name: str, kind: int = Event.MODIFIED, *, watch: int = 0, live: int = 1
+    ) -> None:
+        key = cache_pb2.ObjectKey(namespace="default", name=name)
+        message = Event(type=kind, key=key, uid=f"uid-{name}", received_unix_ns=live)  # type: ignore[arg-type]
+        self.sequence += 1
+        self.operators.on_event(operator, operator.subscriptions[watch], [Key("default", name)], message, self.sequence)
+
+    def loop(self) -> None:
+        while self.posted:
+            self.posted.popleft()()
+
+    def run(self) -> None:
+        """Everything that can run without time passing."""
+        while self.posted or self.workers.jobs or self.installers.jobs or self._due():
+            self.loop()
+            for workers in (self.installers, self.workers):
+                if workers.jobs:
+                    workers.jobs.popleft()()
+                    self.loop()
+            self.timers.fire_due()
+
+    def _due(self) -> bool:
+        due_s = self.timers.next_due_s()
+        return due_s is not None and due_s <= self.clock.now_s
+
+    def advance(self, seconds: float) -> None:
+        self.clock.now_s += seconds
+        self.run()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_an_event_wakes_a_sleeping_operator_and_idleness_unloads_it(bench: Bench) -> None:
+    operator = bench.adopt()
+    assert [s.name for s in bench.subscriptions.present] == ["for", "owns/0"]
+    bench.event(operator, "a")
+    bench.run()
+    assert bench.ran == ["a watch 0"] and operator.residency.phase is Phase.RESIDENT
+    bench.advance(4.9)
+    assert operator.residency.phase is Phase.RESIDENT
+    bench.advance(0.2)
+    assert operator.residency.phase is Phase.COLD and bench.loads[0].closed
+    assert (operator.wakes, operator.reconciles, operator.errors) == (1, 1, 0)
+
+
+def test_a_loaded_guest_drains_its_queue_in_one_turn(bench: Bench) -> None:
+    operator = bench.adopt()
+    for i in range(50):
+        bench.event(operator, f"k{i}")
+    bench.run()
+    assert len(bench.ran) == 50 and operator.wakes == 1
+
+
+def test_what_the_snapshot_shows_waits_behind_what_changes(bench: Bench) -> None:
+    operator = bench.adopt()
+    bench.event(operator, "old-1", Event.ADDED, live=0)
+    bench.event(operator, "old-2", Event.ADDED, live=0)
+    bench.event(operator, "new", Event.MODIFIED, live=1)
+    bench.run()
+    assert bench.ran == ["new watch 0", "old-1 start 0", "old-2 start 0"]
+
+
+def test_an_event_during_the_snapshot_of_an_unload_turns_it_round(bench: Bench) -> None:
+    operator = bench.adopt(unload={"policy": "idle", "idleAfter": "5s", "state": "snapshot"})
+    bench.event(operator, "a")
+    bench.run()
+    bench.on_snapshot = lambda: bench.event(operator, "b")
+    bench.advance(6)
+    assert bench.ran == ["a watch 0", "b watch 0"]
+    assert operator.wakes == 1 and not bench.loads[0].closed, "the instance was kept"
+    assert operator.snapshot is None, "and its snapshot is not woken from later"
+
+
+def test_a_snapshot_is_kept_and_used_once(bench: Bench) -> None:
+    operator = bench.adopt(unload={"policy": "idle", "idleAfter": "5s", "state": "snapshot"})
+    bench.event(operator, "a")
+    bench.run()
+    bench.advance(6)
+    assert operator.snapshot is not None and operator.snapshot.epoch == 1
+    bench.event(operator, "b")
+    bench.run()
+    assert operator.snapshot is None
+
+
+def test_a_trap_costs_the_instance_delays_its_key_and_nobody_else(bench: Bench) -> None:
+    operator = bench.adopt()
+
+    def behaviour(key: str) -> bytes:
+        if key.endswith("bad"):
+            raise GuestTrapped("unreachable")
+        return abi.encode([b"done"])
+
+    bench.behaviour = behaviour
+    bench.event(operator, "bad")
+    bench.event(operator, "good")
+    bench.run()
+    assert bench.ran == ["bad watch 0", "good watch 0"]
+    assert bench.loads[0].closed and len(bench.loads) == 2
+    assert operator.errors == 1 and "bad" in operator.last_error and "unreachable" in operator.last_error
+    bench.behaviour = lambda key: abi.encode([b"done"])
+    bench.advance(0.006)
+    assert bench.ran[-1] == "bad retry 1"
+
+
+def test_after_many_crashes_in_a_row_the_whole_operator_rests(bench: Bench) -> None:
+    operator = bench.adopt()
+
+    def trap(key: str) -> bytes:
+        raise GuestTrapped("always")
+
+    bench.behaviour = trap
+    for i in range(CRASHES_MAX):
+        bench.event(operator, f"k{i}")
+    bench.run()
+    assert operator.residency.phase is Phase.FAILED
+    ready = operator.condition("Ready")
+    assert ready is not None and (ready.status, ready.reason) == ("False", "Resting")
+    runs = len(bench.ran)
+    bench.event(operator, "during")
+    bench.run()
+    assert len(bench.ran) == runs, "it rests"
+    bench.behaviour = lambda key: abi.encode([b"done"])
+    bench.advance(2000)
+    assert operator.residency.phase is not Phase.FAILED and operator.queue.idle
+    assert any(run.startswith("during") for run in bench.ran)
+
+
+def test_a_guest_that_does_not_load_rests_and_its_keys_wait(bench: Bench) -> None:
+    operator = bench.adopt()
+    bench.load_error = GuestTrapped("in torpor_wake")
+    bench.event(operator, "a")
+    bench.run()
+    assert operator.residency.phase is Phase.FAILED and operator.queue.queued == 1
+    bench.load_error = None
+    bench.advance(1.5)
+    assert bench.ran == ["a watch 0"]
+
+
+def test_a_lost_image_is_installed_again(bench: Bench) -> None:
+    operator = bench.adopt()
+    bench.load_error = InstallFailed("the image is gone")
+    bench.event(operator, "a")
+    bench.run()
+    assert bench.verified == [OP] and operator.generation == 0
+
+
+def test_an_error_of_the_operator_is_retried_and_keeps_the_instance(bench: Bench) -> None:
+    operator = bench.adopt()
+    bench.behaviour = lambda key: abi.encode([b"error", b"", b"not yet"])
+    bench.event(operator, "a")
+    bench.run()
+    assert operator.last_error == "default/a: not yet" and len(bench.loads) == 1
+    bench.advance(0.006)
+    assert bench.ran == ["a watch 0", "a retry 1"]
+
+
+def test_a_requeue_comes_when_it_is_due(bench: Bench) -> None:
+    operator = bench.adopt()
+    bench.behaviour = lambda key: abi.encode([b"requeue", b"60000"])
+    bench.event(operator, "a")
+    bench.run()
+    assert bench.operators.next_wake_s(operator) == bench.clock.now_s + 60
+    bench.advance(59)
+    assert operator.residency.phase is Phase.COLD and len(bench.ran) == 1
+    bench.advance(1.1)
+    assert bench.ran == ["a watch 0", "a timer 0"]
+
+
+def test_an_answer_that_cannot_be_read_costs_the_instance(bench: Bench) -> None:
+    operator = bench.adopt()
+    bench.behaviour = lambda key: b"\x01\x02"
+    bench.event(operator, "a")
+    bench.run()
+    assert operator.errors == 1 and bench.stopped == ["its answer cannot be read"]
+
+
+def test_a_reconcile_that_ends_after_the_lease_was_lost_counts_as_not_run(bench: Bench) -> None:
+    operator = bench.adopt()
+
+    def lose(key: str) -> bytes:
+        bench.lease = "the Lease is lost"
+        return abi.encode([b"done"])
+
+    bench.behaviour = lose
+    bench.event(operator, "a")
+    bench.workers.jobs.popleft()()
+    bench.loop()
+    assert operator.queue.oldest_sequence() == 1 and operator.queue.queued == 1
+    bench.lease, bench.behaviour = "", lambda key: abi.encode([b"done"])
+    bench.advance(1)
+    assert bench.ran == ["a watch 0", "a watch 0"] and operator.queue.oldest_sequence() == 0
+
+
+def test_a_stopped_reconcile_counts_as_not_run_and_is_no_failure(bench: Bench) -> None:
+    operator = bench.adopt()
+
+    def stop(key: str) -> bytes:
+        bench.behaviour = lambda key: abi.encode([b"done"])
+        raise GuestStopped("the host shuts down")
+
+    bench.behaviour = stop
+    bench.event(operator, "a")
+    bench.run()
+    assert bench.ran == ["a watch 0", "a watch 0"] and operator.errors == 0
+
+
+def test_a_fenced_operator_does_not_act_until_its_assignment_is_confirmed(bench: Bench) -> None:
+    operator = bench.adopt()
+    operator.report_fenced("epoch 2 is confirmed")
+    bench.run()
+    assert bench.verified == [OP] and "epoch 2" in operator.refusal()
+    bench.event(operator, "a")
+    bench.advance(1)
+    assert bench.ran == []
+    bench.operators.confirmed(OP)
+    bench.advance(1)
+    assert bench.ran == ["a watch 0"]
+
+
+def test_a_dropped_operator_is_stopped_and_forgotten(bench: Bench) -> None:
+    operator = bench.adopt()
+    bench.event(operator, "a")
+    bench.run()
+    bench.operators.drop(OP, "it was deleted")
+    bench.run()
+    assert bench.loads[0].closed and not bench.subscriptions.present and len(bench.operators) == 0
+    assert not bench.operators.moving and len(bench.timers) == 0
+    bench.operators.work_arrived(operator)
+    bench.run()
+    assert bench.ran == ["a watch 0"]
+
+
+def test_an_operator_dropped_while_it_runs_is_stopped_and_its_instance_closed(bench: Bench) -> None:
+    operator = bench.adopt()
+
+    def drop(key: str) -> bytes:
+        bench.operators.drop(OP, "it was deleted")
+        return abi.encode([b"done"])
+
+    bench.behaviour = drop
+    bench.event(operator, "a")
+    bench.run()
+    assert bench.stopped == ["it was deleted"] and bench.loads[0].closed and not bench.operators.moving
+
+
+def test_a_new_generation_is_drained_into_and_runs_every_key(bench: Bench) -> None:
+    operator = bench.adopt()
+    bench.event(operator, "a", Event.ADDED)
+    bench.run()
+    kept = operator.subscriptions[0]
+    bench.adopt(generation=2, owns=[], config={"x": 1})
+    assert operator.spec is not None and operator.spec.generation == 2
+    assert operator.actor is not None and b'"x":1' in operator.actor.settings
+    assert bench.subscriptions.present == [kept], "the watch that asks for the same goes on"
+    assert bench.ran == ["a watch 0", "a start 0"] and bench.loads[0].closed
+
+
+def test_another_primary_forgets_the_keys_of_the_old_one(bench: Bench) -> None:
+    operator = bench.adopt()
+    bench.event(operator, "a", Event.ADDED)
+    bench.run()
+    old = list(operator.subscriptions)
+    bench.adopt(generation=2, **{"for": {"resource": "v1/secrets"}})
+    assert len(operator.known) == 0 and not set(old) & set(bench.subscriptions.present)
+    assert bench.ran == ["a watch 0"]
+
+
+def test_a_generation_that_cannot_be_installed_leaves_the_running_one(bench: Bench) -> None:
+    operator = bench.adopt()
+    bench.install_problem = Problem("ModuleRefused", "it is broken", final=True)
+    bench.adopt(generation=2)
+    installed = operator.condition("Installed")
+    assert installed is not None and (installed.status, installed.reason) == ("False", "ModuleRefused")
+    bench.event(operator, "a")
+    bench.run()
+    assert bench.ran == ["a watch 0"]
+
+
+def test_an_installation_that_failed_for_now_is_tried_again(bench: Bench) -> None:
+    bench.install_problem = Problem("ModuleUnavailable", "not there yet", final=False)
+    operator = bench.adopt()
+    assert operator.spec is None
+    bench.install_problem = None
+    bench.advance(1.1)
+    assert operator.spec is not None and len(bench.subscriptions.present) == 2
+
+
+def test_a_resync_runs_every_known_key_behind_live_ones(bench: Bench) -> None:
+    operator = bench.adopt(resync="1h")
+    for name in ("a", "b"):
+        bench.event(operator, name, Event.ADDED)
+    bench.run()
+    bench.ran.clear()
+    bench.advance(3601)
+    assert sorted(bench.ran) == ["a resync 0", "b resync 0"]
+    bench.advance(3601)
+    assert len(bench.ran) == 4
+
+
+def test_a_lost_history_runs_what_is_known_and_forgets_what_is_gone(bench: Bench) -> None:
+    operator = bench.adopt()
+    for name in ("stays", "gone"):
+        bench.event(operator, name, Event.ADDED)
+    bench.run()
+    bench.ran.clear()
+    primary = operator.subscriptions[0]
+    bench.operators.on_resync(operator, primary, 100)
+    bench.event(operator, "stays", Event.ADDED, live=0)
+    operator.subscriptions[0].progress.synced = True
+    bench.operators.on_synced(operator, primary)
+    bench.run()
+    assert {run.split()[0] for run in bench.ran} == {"stays", "gone"}
+    assert operator.known.keys() == [Key("default", "stays")]
+
+
+def test_deleting_a_primary_runs_it_and_forgets_it(bench: Bench) -> None:
+    operator = bench.adopt()
+    bench.event(operator, "a", Event.ADDED)
+    bench.run()
+    bench.event(operator, "a", Event.DELETED)
+    bench.run()
+    assert len(bench.ran) == 2 and len(operator.known) == 0
+
+
+def test_the_schedulers_word_counts_only_until_something_happens(bench: Bench) -> None:
+    operator = bench.adopt(unload={"policy": "predictive"})
+    bench.event(operator, "a")
+    bench.run()
+    bench.operators.advise(operator, Keep(), "soon")
+    bench.advance(3600)
+    assert operator.residency.phase is Phase.RESIDENT
+    bench.event(operator, "a")
+    bench.run()
+    bench.advance(601)
+    assert operator.residency.phase is Phase.COLD, "break-even without advice"
+
+
+def test_the_scheduler_unloads_and_preloads(bench: Bench) -> None:
+    operator = bench.adopt(unload={"policy": "predictive"})
+    bench.event(operator, "a")
+    bench.run()
+    bench.operators.advise(operator, UnloadAt(0.0), "now")
+    bench.run()
+    assert operator.residency.phase is Phase.COLD
+    bench.operators.advise_preload(operator, bench.clock.now_s + 10, bench.clock.now_s + 20, "it comes")
+    bench.advance(10)
+    assert operator.residency.phase is Phase.RESIDENT and len(bench.ran) == 1
+    bench.advance(10)
+    assert operator.residency.phase is Phase.COLD
+
+
+def test_without_the_scheduler_its_old_advice_no_longer_counts(bench: Bench) -> None:
+    operator = bench.adopt(unload={"policy": "predictive"})
+    bench.event(operator, "a")
+    bench.run()
+    bench.operators.advise(operator, Keep(), "soon")
+    bench.operators.scheduler_away()
+    bench.advance(601)
+    assert operator.residency.phase is Phase.COLD
+
+
+def test_above_the_memory_budget_idle_guests_leave_the_oldest_first(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, budget=(5 << 20) // 2)
+    operators = [bench.adopt(name=f"op-{i}", unload={"policy": "idle", "idleAfter": "1h"}) for i in range(3)]
+    for operator in operators:
+        bench.event(operator, "a")
+        bench.run()
+    assert [o.residency.phase for o in operators] == [Phase.COLD, Phase.RESIDENT, Phase.RESIDENT]
+
+
+def test_two_calls_run_at_once_where_the_operator_allows_it(bench: Bench) -> None:
+    operator = bench.adopt(concurrency=2)
+    bench.event(operator, "a")
+    job = bench.workers.jobs.popleft()
+
+    def during(key: str) -> bytes:
+        bench.behaviour = lambda key: abi.encode([b"done"])
+        bench.loop()  # the first turn has loaded
+        bench.event(operator, "b")
+        assert operator.residency.turns == 2
+        bench.workers.jobs.popleft()()
+        return abi.encode([b"done"])
+
+    bench.behaviour = during
+    job()
+    bench.run()
+    assert bench.ran == ["a watch 0", "b watch 0"] and len(bench.loads) == 2
+
+
+def test_shutdown_lets_what_runs_end_and_starts_nothing(bench: Bench) -> None:
+    operator = bench.adopt()
+    bench.event(operator, "a")
+    bench.event(operator, "b")
+
+    def shut(key: str) -> bytes:
+        bench.operators.hold_all()
+        return abi.encode([b"done"])
+
+    bench.behaviour = shut
+    bench.run()
+    assert bench.ran == ["a watch 0"] and not bench.operators.moving and bench.loads[0].closed
+    assert operator.queue.queued == 1
+
+
+def test_a_sleeping_operator_costs_at_most_eight_kibibytes(bench: Bench) -> None:
+    import tracemalloc
+
+    def sleep(first: int, count: int) -> None:
+        for i in range(first, first + count):
+            operator = bench.adopt(name=f"op-{i}")
+            bench.event(operator, "a", Event.ADDED)
+            bench.run()
+        bench.advance(10)
+        bench.loads.clear()
+        bench.ran.clear()
+
+    sleep(0, 20)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    sleep(20, 100)
+    each = (tracemalloc.get_traced_memory()[0] - before) / 100
+    tracemalloc.stop()
+    assert each < 8192, f"{each:.0f} bytes"
+
+
+def test_wake_latencies_are_of_the_last_wakes(bench: Bench) -> None:
+    operator = bench.adopt()
+    for i in range(300):
+        operator.entered(i / 1000)
+    assert operator.latency(0.0) == pytest.approx(0.044) and operator.latency(0.99) > 0.29

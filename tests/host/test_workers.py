@@ -1,0 +1,154 @@
+"""Worker threads: bounded, one slot, waits that stop nobody. Real threads, ordered by events."""
+
+import asyncio
+import threading
+
+from torpor_host.workers import Mailbox, Workers
+
+WAIT_S = 10.0  # only for a test that fails
+
+
+def gate() -> threading.Event:
+    return threading.Event()
+
+
+def test_one_slot_runs_one_job_at_a_time() -> None:
+    workers = Workers("test", threads_max=8)
+    running, most, done = [0], [0], threading.Semaphore(0)
+
+    def job() -> None:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        threading.Event().wait(0.001)  # without giving the slot back
+        running[0] -= 1
+        done.release()
+
+    for _ in range(20):
+        workers.submit(job)
+    for _ in range(20):
+        assert done.acquire(timeout=WAIT_S)
+    assert most[0] == 1 and workers.threads <= 2
+    assert workers.close(WAIT_S)
+
+
+def test_six_jobs_that_wait_on_the_network_stop_nobody() -> None:
+    workers = Workers("test", threads_max=8)
+    network, other = gate(), gate()
+
+    def waiting() -> None:
+        with workers.blocking():
+            network.wait(WAIT_S)
+
+    for _ in range(6):
+        workers.submit(waiting)
+    workers.submit(other.set)
+    assert other.wait(WAIT_S)
+    network.set()
+    assert workers.close(WAIT_S)
+
+
+def test_who_returns_from_a_wait_goes_before_new_jobs() -> None:
+    workers = Workers("test", threads_max=2)
+    order: list[str] = []
+    waiting, network, holding = gate(), gate(), gate()
+    hold = gate()
+
+    def waiter() -> None:
+        workers.leave()
+        waiting.set()
+        network.wait(WAIT_S)
+        workers.enter()
+        order.append("returned")
+
+    def holder() -> None:
+        holding.set()
+        hold.wait(WAIT_S)
+
+    workers.submit(waiter)
+    assert waiting.wait(WAIT_S)
+    workers.submit(holder)
+    assert holding.wait(WAIT_S)
+    for i in range(3):
+        workers.submit(lambda i=i: order.append(f"new {i}"))
+    network.set()
+    while not workers._returning:
+        threading.Event().wait(0.001)
+    hold.set()
+    assert workers.close(WAIT_S)
+    assert order == ["returned", "new 0", "new 1", "new 2"]
+
+
+def test_threads_are_bounded_and_the_rest_waits() -> None:
+    workers = Workers("test", threads_max=3)
+    network, started = gate(), threading.Semaphore(0)
+
+    def waiting() -> None:
+        with workers.blocking():
+            started.release()
+            network.wait(WAIT_S)
+
+    for _ in range(10):
+        workers.submit(waiting)
+    for _ in range(3):
+        assert started.acquire(timeout=WAIT_S)
+    assert workers.threads == 3 and workers.jobs_waiting == 7 and workers.contended
+    network.set()
+    for _ in range(7):
+        assert started.acquire(timeout=WAIT_S)
+    assert workers.close(WAIT_S)
+
+
+def test_idle_threads_end() -> None:
+    workers = Workers("test", threads_max=3, idle_exit_s=0.01)
+    done = gate()
+    workers.submit(done.set)
+    assert done.wait(WAIT_S)
+    with workers._lock:
+        assert workers._ended.wait_for(lambda: workers.threads == 0, WAIT_S)
+    again = gate()
+    workers.submit(again.set)
+    assert again.wait(WAIT_S)
+    assert workers.close(WAIT_S)
+
+
+def test_a_job_that_raises_harms_no_other() -> None:
+    workers, done = Workers("test", threads_max=1), gate()
+
+    def fail() -> None:
+        raise RuntimeError("boom")
+
+    workers.submit(fail)
+    workers.submit(done.set)
+    assert done.wait(WAIT_S)
+    assert workers.close(WAIT_S)
+
+
+def test_closing_waits_for_what_is_in_flight_and_takes_no_more() -> None:
+    workers, release, ended = Workers("test", threads_max=1), gate(), []
+    workers.submit(lambda: (release.wait(WAIT_S), ended.append(1)))
+    assert not workers.close(0.01) and not ended
+    release.set()
+    assert workers.close(WAIT_S) and ended
+    try:
+        workers.submit(lambda: None)
+    except RuntimeError as error:
+        assert "closed" in str(error)
+    else:
+        raise AssertionError("a closed pool took a job")
+
+
+async def test_a_mailbox_delivers_in_order_and_survives_a_failing_call() -> None:
+    mailbox, seen, done = Mailbox(asyncio.get_running_loop()), list[int](), asyncio.Event()
+
+    def fail() -> None:
+        raise RuntimeError("boom")
+
+    def post() -> None:
+        for i in range(100):
+            mailbox.post(lambda i=i: seen.append(i))
+        mailbox.post(fail)
+        mailbox.post(done.set)
+
+    await asyncio.to_thread(post)
+    await asyncio.wait_for(done.wait(), WAIT_S)
+    assert seen == list(range(100))

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from torpor_services.errors import one_line
+from torpor_services.kubeconfig import static
 
 from torpor_cache.kubeconfig import Resolved
 
 
 async def resolve(path: str, context: str) -> Resolved:
-    """Raises what kubernetes_asyncio raises."""
+    """Raises what kubernetes_asyncio raises, which is imported only where the file alone does not say it all."""
+    found = static(Path(path), context) if path else None
+    if found is not None:
+        return Resolved(**dataclasses.asdict(found))
     from kubernetes_asyncio.client import Configuration
     from kubernetes_asyncio.config import kube_config
 

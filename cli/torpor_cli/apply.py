@@ -17,14 +17,14 @@ _RETRIES, _RETRY_S = 40, 0.25
 
 async def install(kubeconfig: Path | None, context: str, say: Say) -> list[str]:
     """The definition, accounts and rights; returns what was applied. Raises CommandFailed."""
-    async with connect(kubeconfig, context or None) as kube:
+    async with connect(kubeconfig, context) as kube:
         return await apply_all(kube, torpor_objects(), say)
 
 
 async def apply_folder(folder: Path, kubeconfig: Path | None, context: str, say: Say) -> list[str]:
     """Every object below the folder, accounts and definitions first; returns what was applied."""
     objects = await asyncio.to_thread(read_folder, folder)
-    async with connect(kubeconfig, context or None) as kube:
+    async with connect(kubeconfig, context) as kube:
         return await apply_all(kube, objects, say)
 
 

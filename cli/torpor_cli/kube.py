@@ -1,7 +1,7 @@
 """A small Kubernetes client for commands that install or apply things.
 
-Takes address and credentials from a kubeconfig, an exec plugin or the pod by kubernetes_asyncio, whose import costs
-half a second and 55 MB: commands that stay (`up`, `run`) do such work in a short-lived process of their own.
+Takes address and credentials from a kubeconfig, or, where that names a plugin, by kubernetes_asyncio, whose import
+costs a second and 55 MB: commands that stay (`up`, `run`) do such work in a short-lived process of their own.
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import ssl
+import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from torpor_services.kubeconfig import StaticContext, static
 
 from torpor_cli.errors import CommandFailed
 
@@ -96,11 +100,22 @@ class KubeClient:
 
 
 @asynccontextmanager
-async def connect(kubeconfig: Path | None, context: str | None = None) -> AsyncIterator[KubeClient]:
+async def connect(kubeconfig: Path | None, context: str = "") -> AsyncIterator[KubeClient]:
     """A client for the cluster of a kubeconfig (or KUBECONFIG, ~/.kube/config, the pod); raises CommandFailed."""
-    import ssl
-
     import aiohttp
+
+    access = await asyncio.to_thread(static, kubeconfig, context) if kubeconfig else None
+    if access is None:
+        access = await _resolved(kubeconfig, context)
+    headers = {"Authorization": f"Bearer {access.token}"} if access.token else {}
+    connector = aiohttp.TCPConnector(ssl=await asyncio.to_thread(_tls, access))
+    timeout = aiohttp.ClientTimeout(total=30)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        yield KubeClient(session, access.server, headers)
+
+
+async def _resolved(kubeconfig: Path | None, context: str) -> StaticContext:
+    """By kubernetes_asyncio: plugins, several files, the pod's own credentials."""
     from kubernetes_asyncio import client, config
 
     settings = client.Configuration()
@@ -111,25 +126,41 @@ async def connect(kubeconfig: Path | None, context: str | None = None) -> AsyncI
             config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
         else:
             await config.load_kube_config(
-                config_file=str(kubeconfig) if kubeconfig else None, context=context, client_configuration=settings
+                config_file=str(kubeconfig) if kubeconfig else None,
+                context=context or None,
+                client_configuration=settings,
             )
     except (config.ConfigException, OSError, ValueError) as exc:
         where = f"kubeconfig {kubeconfig}" if kubeconfig else "the kubeconfig"
         raise CommandFailed(f"{where} cannot be used: {exc}; give --kubeconfig, or use --devcluster") from exc
-    server = str(settings.host).rstrip("/")
-    tls: ssl.SSLContext | bool = True
-    if server.startswith("https"):
-        tls = ssl.create_default_context(cafile=settings.ssl_ca_cert or None)
-        if not settings.verify_ssl:
-            tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-        if settings.cert_file:
-            tls.load_cert_chain(settings.cert_file, settings.key_file)
-    token = await settings.get_api_key_with_prefix("BearerToken")
-    headers = {"Authorization": token} if token else {}
-    connector = aiohttp.TCPConnector(ssl=tls)
-    timeout = aiohttp.ClientTimeout(total=30)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        yield KubeClient(session, server, headers)
+    header = await settings.get_api_key_with_prefix("BearerToken") or ""
+    return StaticContext(
+        server=str(settings.host).rstrip("/"),
+        ca_pem=_text_of(settings.ssl_ca_cert),
+        client_certificate_pem=_text_of(settings.cert_file),
+        client_key_pem=_text_of(settings.key_file),
+        token=header.removeprefix("Bearer "),
+        insecure_skip_tls_verify=not settings.verify_ssl,
+    )
+
+
+def _tls(access: StaticContext) -> ssl.SSLContext | bool:
+    if not access.server.startswith("https"):
+        return True
+    tls = ssl.create_default_context(cadata=access.ca_pem or None)
+    if access.insecure_skip_tls_verify:
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    if access.client_certificate_pem:
+        # The ssl module reads client certificates from files only.
+        with tempfile.NamedTemporaryFile("w") as pem:
+            pem.write(f"{access.client_certificate_pem}\n{access.client_key_pem}")
+            pem.flush()
+            tls.load_cert_chain(pem.name)
+    return tls
+
+
+def _text_of(path: Any) -> str:
+    return Path(path).read_text() if path else ""
 
 
 def _has_default() -> bool:

@@ -106,4 +106,5 @@ class Child:
 
 def python(module: str, *arguments: str) -> list[str]:
     """The command that runs a module with this interpreter."""
-    return [sys.executable, "-m", module, *arguments]
+    # -P: a file of the working directory, such as an operator.py, must not stand for one of the standard library.
+    return [sys.executable, "-P", "-m", module, *arguments]

@@ -24,7 +24,7 @@ from torpor_cache.encoding import EventEncoder, encode_delivery, encode_keys, en
 from torpor_cache.history import Expired
 from torpor_cache.informers import Informer
 from torpor_cache.objects import Change, ChangeType
-from torpor_cache.resources import NO_VERSION, ObjectKey, Position, Resource, ResourceVersion
+from torpor_cache.resources import NO_VERSION, ObjectKey, Position, ResourceVersion
 from torpor_cache.statuses import status_json
 from torpor_cache.subscriptions import Emission, EventType, Filter, Occurrence, Outcome, State, Subscription
 
@@ -98,14 +98,12 @@ class Feed:
         self,
         informer: Informer,
         clock: Clock,
-        on_deleted: Callable[[Resource, str, Change], None] = lambda *_: None,
         on_empty: Callable[[Feed], None] = lambda _: None,
         encoder: EventEncoder | None = None,
     ) -> None:
         self.informer = informer
         self.encoder = encoder or EventEncoder()
         self._clock = clock
-        self._on_deleted = on_deleted
         self._on_empty = on_empty
         self._expected: dict[Member, None] = {}
         self._groups: dict[str, dict[Filter, _Group]] = {}
@@ -169,8 +167,6 @@ class Feed:
         version = change.resource_version
         floor = ResourceVersion(min(self._last_version, version - 1))
         self._last_version = max(self._last_version, version)
-        if change.type is ChangeType.DELETED:
-            self._on_deleted(self.informer.scope.resource, self.informer.position.history, change)
         occurrence: Occurrence | None = None
         overflown: list[Member] = []
         for group in self._groups_of(change.key.namespace):
@@ -311,7 +307,8 @@ class Feed:
 
     def _past_outcome(self, wanted: Filter, change: Change) -> Outcome | None:
         outcome = wanted.outcome(change)
-        if outcome is None and change.type is ChangeType.DELETED and change.old is None:
+        is_elsewhere = wanted.namespace not in ("", change.key.namespace)
+        if outcome is None and change.type is ChangeType.DELETED and change.old is None and not is_elsewhere:
             # Without the last state only the client can know whose it was.
             return Outcome(EventType.DELETED, ())
         if outcome is None or outcome.type is EventType.ADDED:

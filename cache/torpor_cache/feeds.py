@@ -6,7 +6,7 @@ subscriptions lets its informer go.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from torpor_services.clock import Clock
 
@@ -14,18 +14,15 @@ from torpor_cache.encoding import EventEncoder
 from torpor_cache.fanout import Feed, Member
 from torpor_cache.informers import Informer, Informers, WatchScope
 from torpor_cache.objects import Change
-from torpor_cache.resources import Position, Resource
-
-OnDeleted = Callable[[Resource, str, Change], None]
+from torpor_cache.resources import Position
 
 
 class Feeds:
-    """All feeds. `on_deleted` is told every deletion once a feed: (resource, history, change)."""
+    """All feeds."""
 
-    def __init__(self, informers: Informers, clock: Clock, on_deleted: OnDeleted) -> None:
+    def __init__(self, informers: Informers, clock: Clock) -> None:
         self._informers = informers
         self._clock = clock
-        self._on_deleted = on_deleted
         self._feeds: dict[Informer, Feed] = {}
         self._encoder = EventEncoder()  # one for all: its bound is the process's
 
@@ -38,7 +35,7 @@ class Feeds:
         informer = self._informers.acquire(scope, seeker)
         feed = self._feeds.get(informer)
         if feed is None:
-            feed = self._feeds[informer] = Feed(informer, self._clock, self._on_deleted, self._forget, self._encoder)
+            feed = self._feeds[informer] = Feed(informer, self._clock, self._forget, self._encoder)
             informer.attach(feed)
         feed.expect(member)
         self._informers.release(seeker)

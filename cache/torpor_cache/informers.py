@@ -28,10 +28,11 @@ from torpor_services.errors import TorporError
 
 from torpor_cache import fields
 from torpor_cache.apiserver import ApiServer, make_status
+from torpor_cache.catch_up import CatchUp, deletion
 from torpor_cache.deadline import within
 from torpor_cache.histories import Histories
 from torpor_cache.history import History, HistoryLimits
-from torpor_cache.objects import Change
+from torpor_cache.objects import Change, ChangeType, StoredObject
 from torpor_cache.reflector import Counters, Reflector
 from torpor_cache.resources import Position, Resource, ResourceVersion
 from torpor_cache.selectors import FieldSelector, LabelSelector
@@ -125,6 +126,38 @@ class Listener(Protocol):
         ...
 
 
+class Memory(Protocol):
+    """What outlives informers: deletions, and how far each scope was watched."""
+
+    def remember(self, resource: Resource, history: str, change: Change) -> None:
+        """A deletion, told before the listeners hear of it, also while there are none."""
+        ...
+
+    def watched(self, scope: WatchScope, position: Position) -> None:
+        """Every deletion of the scope up to here was told."""
+        ...
+
+    def watched_until(self, scope: WatchScope, history: str) -> Sequence[ResourceVersion]:
+        """Where deletions of the scope may begin to be missing, best first; empty where nobody asks for them."""
+        ...
+
+
+class NoMemory:
+    """Nobody asks for what happened while nobody watched."""
+
+    def remember(self, resource: Resource, history: str, change: Change) -> None:
+        pass
+
+    def watched(self, scope: WatchScope, position: Position) -> None:
+        pass
+
+    def watched_until(self, scope: WatchScope, history: str) -> Sequence[ResourceVersion]:
+        return ()
+
+
+WATCHED_PERIOD_S = 5.0  # how often memory is told how far a busy scope has come: what a crash makes us ask for again
+
+
 @dataclass(frozen=True, slots=True)
 class InformerLimits:
     """What informers keep, and for how long."""
@@ -148,7 +181,10 @@ class Informer:
         self._own_history = ""  # of a resource that went back while the cluster did not
         self._task: asyncio.Task[None] | None = None
         self._lingering: asyncio.Task[None] | None = None
+        self._catching_up: asyncio.Task[None] | None = None
         self._synced = asyncio.Event()
+        self._caught_up = asyncio.Event()
+        self._watched_told_s = -WATCHED_PERIOD_S
         self._watches_before = 0
         self._began_unix_ns = self._clock.unix_ns()
         self.scope = scope
@@ -254,6 +290,10 @@ class Informer:
         if not self.synced:
             raise NotSynced(self.scope)
 
+    async def wait_caught_up(self) -> None:
+        """After the first list: until deletions of the time before it, when nobody watched, are remembered."""
+        await self._caught_up.wait()
+
     async def wait_at_least(self, version: ResourceVersion, timeout_s: float) -> None:
         """Until the store shows `version` or a later one; raises NotSynced, NotFresh."""
         if not self.synced:
@@ -281,22 +321,70 @@ class Informer:
     # Told by the reflector
 
     def changed(self, change: Change) -> None:
+        if change.type is ChangeType.DELETED:
+            self._informers.memory.remember(self.scope.resource, self.position.history, change)
+        self._tell_watched()
         for listener in self._listeners:
             self._call(listener, listener.on_change, change)
         if self._waiters:
             self._wake_waiters()
 
     def synced_first(self) -> None:
+        self._begin_to_catch_up()
         self._synced.set()
         for listener in self._listeners:
             self._call(listener, listener.on_synced)
         self._wake_waiters()
 
     def advanced(self) -> None:
+        self._tell_watched()
         position = self.position
         for listener in self._listeners:
             self._call(listener, listener.on_bookmark, position)
         self._wake_waiters()
+
+    # Memory
+
+    def _begin_to_catch_up(self) -> None:
+        at = self.position
+        known = self._informers.memory.watched_until(self.scope, at.history)
+        since = [version for version in known if version < at.resource_version]
+        if since:
+            self._catching_up = self._informers._spawn(self._catch_up(since, at))
+        else:
+            self._caught_up.set()
+
+    async def _catch_up(self, since: Sequence[ResourceVersion], until: Position) -> None:
+        """Whatever happens, nobody waits for ever; what could not be told is in the log."""
+
+        def tell(item: StoredObject) -> None:
+            present = self.store.get(item.key)
+            if present is None or present.uid != item.uid:
+                change = deletion(item, self._clock.unix_ns())
+                self._informers.memory.remember(self.scope.resource, until.history, change)
+
+        try:
+            catch_up = CatchUp(
+                self._informers.api,
+                _upstream(self.scope),
+                tell,
+                clock=self._clock,
+                limits=self._informers.limits.watch,
+            )
+            await catch_up.run(since, until.resource_version)
+        except Exception:
+            logger.exception("%s: what happened while nobody watched cannot be asked for", self.scope)
+        self._caught_up.set()
+        self._tell_watched(at_once=True)
+
+    def _tell_watched(self, *, at_once: bool = False) -> None:
+        """Never ahead of what is remembered, so not before the time without a watch is made up for."""
+        if not self._caught_up.is_set() or not self.synced:
+            return
+        now_s = self._clock.monotonic_s()
+        if at_once or now_s - self._watched_told_s >= WATCHED_PERIOD_S:
+            self._watched_told_s = now_s
+            self._informers.memory.watched(self.scope, self.position)
 
     def _call(self, listener: Listener, method: Callable[..., None], *arguments: object) -> None:
         if not any(each is listener for each in self._listeners):
@@ -348,9 +436,10 @@ class Informer:
     def resync(self) -> None:
         """Another history: forget everything, tell everyone, list anew."""
         logger.warning("%s: another history; listing anew", self.scope)
-        self.stop()
+        self._cancel_tasks()
         self._reflector.reset()
         self._synced.clear()
+        self._caught_up.clear()
         self._live = False
         self._watches_before += self._watcher.watches
         self._watcher = self._make_watcher()
@@ -359,17 +448,20 @@ class Informer:
         self._task = self._informers._spawn(self._run())
 
     def stop(self) -> None:
-        for task in (self._task, self._lingering):
+        self._tell_watched(at_once=True)
+        self._cancel_tasks()
+
+    def _cancel_tasks(self) -> None:
+        for task in (self._task, self._lingering, self._catching_up):
             if task is not None:
                 task.cancel()
-        self._task = self._lingering = None
+        self._task = self._lingering = self._catching_up = None
 
     def _make_watcher(self) -> Watcher:
-        scope = self.scope
         return Watcher(
             self._informers.api,
             self._informers.histories,
-            Scope(scope.resource, scope.namespace, scope.label_selector, scope.field_selector),
+            _upstream(self.scope),
             self._reflector,
             self,
             clock=self._clock,
@@ -393,6 +485,10 @@ class Informer:
             await self._clock.sleep(backoff.next_delay_s())
 
 
+def _upstream(scope: WatchScope) -> Scope:
+    return Scope(scope.resource, scope.namespace, scope.label_selector, scope.field_selector)
+
+
 async def _wait_for(future: asyncio.Future[None]) -> None:
     await future
 
@@ -407,11 +503,13 @@ class Informers:
         *,
         clock: Clock | None = None,
         limits: InformerLimits | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.api = api
         self.histories = histories
         self.clock = clock or SystemClock()
         self.limits = limits or InformerLimits()
+        self.memory: Memory = memory or NoMemory()
         self._informers: dict[WatchScope, Informer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._open = False
@@ -436,15 +534,16 @@ class Informers:
 
     # Acquiring
 
-    def acquire(self, scope: WatchScope, listener: Listener) -> Informer:
+    def acquire(self, scope: WatchScope, listener: Listener, reason: str = "") -> Informer:
         """The informer of this scope, or of a wider one that is watched already; let go of it with `release`.
 
+        `reason`: why this scope, where another might do; kept if a watch has to be opened.
         Raises InvalidSelector. An informer that was refused for good is not given out again: a new try is made.
         """
         scope = scope.normal()
         informer = self._informers.get(scope) or self._wider(scope)
         if informer is None:
-            informer = Informer(self, scope, self._reason(scope))
+            informer = Informer(self, scope, reason or self._reason(scope))
             self._informers[scope] = informer
             informer.attach(listener)
             informer.start()

@@ -83,7 +83,7 @@ class KubeconfigCredentials:
     async def _resolve(self) -> Resolved:
         what = f"kubeconfig {self._path}" if self._path is not None else "the default kubeconfig"
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "torpor_cache._kubeconfig_worker", str(self._path or ""), self._context),
+            *(sys.executable, "-P", "-m", "torpor_cache._kubeconfig_worker", str(self._path or ""), self._context),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

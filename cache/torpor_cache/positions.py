@@ -2,7 +2,9 @@
 
 Acknowledged positions are kept by (operator, subscription name, resource), only ever forwards within one history.
 Deletions of kinds that somebody acknowledges are kept beyond the informers' own history, with the metadata of the last
-state (mappings need it), at most `DELETIONS_MAX` a kind.
+state (mappings need it), at most `DELETIONS_MAX` a kind, once for each object that is gone: watches of several scopes
+lag apart, so they arrive in no order. How far each scope was watched says from where on deletions may be missing here,
+so that the next watch of it asks for them (`catch_up`); it is written together with them, and never ahead of them.
 
 Both are in memory, and in diskcache where a folder is given: written in batches by a worker thread, so that neither the
 loop nor an acknowledgement waits for the disk. What a crash loses are the last acknowledgements; the operator then
@@ -15,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
@@ -25,12 +26,14 @@ import msgspec
 from torpor_services.clock import Clock
 from torpor_services.errors import one_line
 
+from torpor_cache.informers import WatchScope
 from torpor_cache.objects import Change, ChangeType, MalformedObject, parse_object
-from torpor_cache.resources import ObjectKey, Position, Resource, ResourceVersion
+from torpor_cache.resources import NO_VERSION, InvalidResource, ObjectKey, Position, Resource, ResourceVersion
 
 log = logging.getLogger(__name__)
 
 DELETIONS_MAX = 5_000  # a kind; about 2 KB each
+WATCHED_MAX = 1_000  # scopes
 WRITE_PAUSE_S = 0.05  # between batches: many acknowledgements of one key's position become one write
 _BYTES_MAX = 256 * 1024 * 1024
 
@@ -39,6 +42,15 @@ class _PositionRecord(msgspec.Struct, array_like=True):
     operator: str
     name: str
     resource: str
+    history: str
+    resource_version: int
+
+
+class _WatchedRecord(msgspec.Struct, array_like=True):
+    resource: str
+    namespace: str
+    label_selector: str
+    field_selector: str
     history: str
     resource_version: int
 
@@ -56,8 +68,10 @@ class _DeletionRecord(msgspec.Struct, array_like=True):
 _encode = msgspec.msgpack.Encoder().encode
 _decode_position = msgspec.msgpack.Decoder(_PositionRecord).decode
 _decode_deletion = msgspec.msgpack.Decoder(_DeletionRecord).decode
+_decode_watched = msgspec.msgpack.Decoder(_WatchedRecord).decode
 
 Ack = tuple[str, str, str]
+Gone = tuple[str, ObjectKey, str]  # history, key, uid
 
 
 class Positions:
@@ -67,7 +81,8 @@ class Positions:
         self._clock = clock
         self._folder = folder
         self._positions: dict[Ack, Position] = {}
-        self._deletions: dict[str, deque[tuple[str, Change]]] = {}
+        self._deletions: dict[str, dict[Gone, Change]] = {}
+        self._watched: dict[WatchScope, Position] = {}
         self._acknowledged_kinds: set[str] = set()
         self._disk: Any = None
         self._dirty: dict[str, bytes | None] = {}
@@ -116,24 +131,70 @@ class Positions:
     # ---- deletions
 
     def remember(self, resource: Resource, history: str, change: Change) -> None:
-        """Keeps a deletion, if anybody acknowledges its kind."""
+        """Keeps a deletion, if anybody acknowledges its kind; of one told by several watches the highest version."""
         kind = str(resource)
         if kind not in self._acknowledged_kinds or change.type is not ChangeType.DELETED:
             return
-        kept = self._deletions.setdefault(kind, deque())
-        if kept and kept[-1][0] == history and kept[-1][1].resource_version >= change.resource_version:
-            return  # another scope of the same kind has told it
-        kept.append((history, change))
-        self._save(_deletion_name(kind, history, change), _encode(_deletion_record(kind, history, change)))
+        kept = self._deletions.setdefault(kind, {})
+        gone = (history, change.key, change.uid)
+        known = kept.pop(gone, None)
+        if known is not None and known.resource_version >= change.resource_version:
+            change = known
+        kept[gone] = change
+        if change is not known:
+            self._save(_deletion_name(kind, gone), _encode(_deletion_record(kind, history, change)))
         while len(kept) > DELETIONS_MAX:  # Overflow: the oldest go; finalizers are for what must outlive that.
-            dropped_history, dropped = kept.popleft()
-            self._save(_deletion_name(kind, dropped_history, dropped), None)
+            oldest = next(iter(kept))
+            del kept[oldest]
+            self._save(_deletion_name(kind, oldest), None)
 
     def deletions(self, resource: Resource, history: str, since: Position | None) -> list[Change]:
         """What is remembered of this history after `since` (None, or of another history: all), oldest first."""
         after = since.resource_version if since is not None and since.history == history else 0
-        kept = self._deletions.get(str(resource), ())
-        return [change for told, change in kept if told == history and change.resource_version > after]
+        kept = self._deletions.get(str(resource), {})
+        found = [change for gone, change in kept.items() if gone[0] == history and change.resource_version > after]
+        return sorted(found, key=_version)
+
+    # ---- how far was watched
+
+    def watched(self, scope: WatchScope, position: Position) -> None:
+        """Every deletion of this scope up to `position` is remembered, if anybody acknowledges its kind."""
+        if str(scope.resource) not in self._acknowledged_kinds or self._watched.get(scope) == position:
+            return
+        if scope not in self._watched:
+            self._forget_covered(scope)
+        self._watched[scope] = position
+        where = (str(scope.resource), scope.namespace, scope.label_selector, scope.field_selector)
+        record = _WatchedRecord(*where, position.history, position.resource_version)
+        self._save(_watched_name(scope), _encode(record))
+
+    def _forget_covered(self, scope: WatchScope) -> None:
+        """From here on this scope says it for the narrower ones. Overflow: the one that was begun first goes."""
+        covered = [other for other in self._watched if scope.covers(other)]
+        while len(self._watched) - len(covered) >= WATCHED_MAX:
+            covered.append(next(other for other in self._watched if other not in covered))
+        for other in covered:
+            del self._watched[other]
+            self._save(_watched_name(other), None)
+
+    def watched_until(self, scope: WatchScope, history: str) -> list[ResourceVersion]:
+        """Where deletions of this scope may begin to be missing, best first; empty where nobody would ask for them.
+
+        A later one is for when the API server no longer knows the earlier: what lies between is lost.
+        """
+        wider: list[ResourceVersion] = []
+        narrower: list[ResourceVersion] = []
+        for other, position in self._watched.items():
+            if position.history != history or other.resource != scope.resource:
+                continue
+            if other.covers(scope):
+                wider.append(position.resource_version)
+            elif scope.covers(other):
+                narrower.append(position.resource_version)
+        least = max(wider, default=NO_VERSION)  # nothing before it is missing
+        versions = {*wider, *narrower}
+        ends = {version for version in (min(narrower, default=least), max(versions, default=least)) if version > least}
+        return sorted({least, *ends} - {NO_VERSION})
 
     # ---- disk
 
@@ -165,21 +226,39 @@ class Positions:
             try:
                 if name.startswith("position/"):
                     self._load_position(_decode_position(value))
+                elif name.startswith("watched/"):
+                    self._load_watched(_decode_watched(value))
                 elif name.startswith("deletion/"):
                     deletions.append(_decode_deletion(value))
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, InvalidResource):
                 log.warning("a stored record cannot be read and is ignored", extra={"record": name[:200]})
         for record in sorted(deletions, key=lambda record: record.resource_version):
-            self._deletions.setdefault(record.resource, deque()).append((record.history, _change(record)))
+            change = _change(record)
+            self._deletions.setdefault(record.resource, {})[record.history, change.key, change.uid] = change
 
     def _load_position(self, record: _PositionRecord) -> None:
         key = (record.operator, record.name, record.resource)
         self._positions[key] = Position(record.history, ResourceVersion(record.resource_version))
         self._acknowledged_kinds.add(record.resource)
 
+    def _load_watched(self, record: _WatchedRecord) -> None:
+        resource = Resource.parse(record.resource)
+        scope = WatchScope(resource, record.namespace, record.label_selector, record.field_selector)
+        self._watched[scope] = Position(record.history, ResourceVersion(record.resource_version))
+        self._acknowledged_kinds.add(record.resource)
 
-def _deletion_name(kind: str, history: str, change: Change) -> str:
-    return f"deletion/{kind}/{history}/{change.resource_version}"
+
+def _version(change: Change) -> ResourceVersion:
+    return change.resource_version
+
+
+def _deletion_name(kind: str, gone: Gone) -> str:
+    history, key, uid = gone
+    return f"deletion/{kind}/{history}/{key.namespace}/{key.name}/{uid}"
+
+
+def _watched_name(scope: WatchScope) -> str:
+    return "/".join(("watched", str(scope.resource), scope.namespace, scope.label_selector, scope.field_selector))
 
 
 def _deletion_record(kind: str, history: str, change: Change) -> _DeletionRecord:

@@ -81,11 +81,11 @@ async def running(
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(ApiServer(source, user_agent="torpor-cache", clock=clock))
         histories = Histories(api)
-        informers = await stack.enter_async_context(Informers(api, histories, clock=clock))
         positions = await stack.enter_async_context(Positions(clock, config.state))
+        informers = await stack.enter_async_context(Informers(api, histories, clock=clock, memory=positions))
         access = Access(api, clock, config.access)
         stack.push_async_callback(access.close)
-        feeds = Feeds(informers, clock, positions.remember)
+        feeds = Feeds(informers, clock)
         assignments = Assignments()
         identities = Identities(api, assignments, config.accounts, clock, config.access)
         parts = StreamParts(feeds, identities, access, Kinds(api), positions, clock, config.streams, config.access)

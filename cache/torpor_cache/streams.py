@@ -196,6 +196,8 @@ class WatchStream:
         try:
             session.subject = await self._until(member, lambda: self._admit(session))
             scope = session.wanted.scope
+            if session.wanted.name:
+                self._parts.positions.expect(scope.resource)  # before the watch, so that it misses no deletion
             feed = self._parts.feeds.join(member, scope)
             if feed.informer.error:
                 member.fail(feed.informer.error, final=False)
@@ -204,6 +206,9 @@ class WatchStream:
             )
             await self._wait_synced(member, feed)
             await self._wait_position(session, feed)
+            if isinstance(session.wanted.resume, TakeoverAsked):
+                await feed.informer.wait_caught_up()
+                await self._wait_synced(member, feed)  # another history may have begun meanwhile
             if member.subscription.state is State.WAITING:
                 feed.begin(member, self._resume(session, feed))
         except RefusedSubscription as exc:
@@ -279,13 +284,12 @@ class WatchStream:
     def _resume(self, session: _Session, feed: Feed) -> Resume:
         wanted, positions = session.wanted, self._parts.positions
         resource = wanted.scope.resource
-        if wanted.name:
-            positions.expect(resource)
         if not isinstance(wanted.resume, TakeoverAsked):
             return wanted.resume
         acknowledged = positions.acknowledged(session.operator, wanted.name, resource) if wanted.name else None
         remembered = positions.deletions(resource, feed.informer.position.history, acknowledged)
-        return Takeover(acknowledged, remembered)
+        # They are of the whole kind; the feed's filter says nothing of what its watch selects anyway.
+        return Takeover(acknowledged, [change for change in remembered if wanted.may_concern(change)])
 
     # ---- checking again
 

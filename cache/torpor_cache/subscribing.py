@@ -9,10 +9,12 @@ from torpor.cache.v1 import cache_pb2
 from torpor_services.errors import TorporError
 
 from torpor_cache.fanout import Afresh, After, KnownObjects
+from torpor_cache.fields import OF_METADATA
 from torpor_cache.identity import Caller
 from torpor_cache.informers import WatchScope
 from torpor_cache.kinds import Kinds
 from torpor_cache.mapping import AnnotationMapping, CodeMapping, LabelMapping, Mapping, OwnerMapping, SelfMapping
+from torpor_cache.objects import Change
 from torpor_cache.predicates import Predicate
 from torpor_cache.resources import (
     NO_VERSION,
@@ -86,6 +88,18 @@ class Wanted:
             predicates=self.predicates,
             mappings=tuple([await _mapping(mapping, kinds) for mapping in self.mappings]) or SELF_MAPPINGS,
         )
+
+    def may_concern(self, change: Change) -> bool:
+        """Whether a deletion that any watch of the kind has told may be of this scope, as far as metadata shows it."""
+        if self.scope.namespace not in ("", change.key.namespace):
+            return False
+        old = change.old
+        if old is None:
+            return True
+        if self.labels and not self.labels.matches(old.labels):
+            return False
+        paths = self.fields.paths
+        return not paths or not paths <= OF_METADATA or self.fields.matches(old.fields(paths))
 
 
 def read_caller(message: cache_pb2.Caller) -> Caller:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from torpor_services.crd import KIND
 
 from torpor_cli.kube import ApiError, KubeClient, connect, name_of
 from torpor_cli.manifests import read_folder, torpor_objects
@@ -23,9 +26,20 @@ async def install(kubeconfig: Path | None, context: str, say: Say) -> list[str]:
 
 async def apply_folder(folder: Path, kubeconfig: Path | None, context: str, say: Say) -> list[str]:
     """Every object below the folder, accounts and definitions first; returns what was applied."""
-    objects = await asyncio.to_thread(read_folder, folder)
+    objects = await asyncio.to_thread(_pinned_objects, folder)
     async with connect(kubeconfig, context) as kube:
         return await apply_all(kube, objects, say)
+
+
+def _pinned_objects(folder: Path) -> list[dict[str, Any]]:
+    """The folder's objects, each module file that lies there named with its hash: a changed file is a changed spec."""
+    objects = read_folder(folder)
+    for obj in objects:
+        module = obj["spec"]["module"] if obj["kind"] == KIND else {}
+        path = folder / module.get("file", "")
+        if module.get("file") and not module.get("sha256") and path.is_file():
+            module["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return objects
 
 
 async def apply_all(kube: KubeClient, objects: Iterable[dict[str, Any]], say: Say) -> list[str]:

@@ -98,6 +98,7 @@ class Compiler:
                 ) from exc
             command = [
                 sys.executable,
+                "-P",  # a file of the working directory must not stand for a standard library module
                 "-m",
                 "torpor_host.compile_worker",
                 str(source),

@@ -1,9 +1,10 @@
 """The one Lease of this host: while it holds, the host may run guests; when its margin is gone, none of them may act.
 
 Validity is counted from before the renewal was sent, on a clock that counts suspend. A Lease that another holder has is
-taken only after it has stood still, as seen from here, for its duration plus the longest write deadline: by then no write
-of the other can take effect any more. Two shortcuts: a Lease that was released, and one of an earlier life of this very
-host (same state folder, whose lock the kernel gave us, so that process is dead; its epochs are refused by the cache).
+taken only after it has stood still, as seen from here, for its duration plus the longest write deadline: by then no
+write of the other can take effect any more. Two shortcuts: a Lease that was released, and one of an earlier life of
+this very host (same state folder, whose lock the kernel gave us, so that process is dead; its epochs are refused by the
+cache).
 Each time it is acquired the host is a new incarnation.
 """
 

@@ -89,7 +89,7 @@ def _from_config_map(ref: tuple[str, str], namespace: str, read: ConfigMapReader
         config_map: dict[str, Any] = msgspec.json.decode(body)
         text = config_map.get("data", {}).get(key)
         binary = config_map.get("binaryData", {}).get(key)
-    except (msgspec.DecodeError, AttributeError) as exc:
+    except (msgspec.DecodeError, AttributeError, RecursionError) as exc:
         raise ModuleUnavailable(f"ConfigMap {namespace}/{name}: is not readable: {exc}", final=False) from exc
     if isinstance(text, str):
         return text.encode()
@@ -104,7 +104,7 @@ def _from_config_map(ref: tuple[str, str], namespace: str, read: ConfigMapReader
 def _reason(status: int, body: bytes) -> str:
     try:
         return f"{status} {msgspec.json.decode(body)['message']}"
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, KeyError, TypeError, RecursionError):
         return str(status)
 
 

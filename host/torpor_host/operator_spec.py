@@ -231,7 +231,7 @@ def quantity_bytes(text: str, where: str) -> int:
 def _manifest(manifest: bytes) -> dict[str, Any]:
     try:
         decoded = msgspec.json.decode(manifest)
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, RecursionError) as exc:
         raise InvalidSpec(f"manifest: describe() returned no JSON: {exc}") from exc
     if not isinstance(decoded, dict):
         raise InvalidSpec("manifest: describe() returned no JSON object")

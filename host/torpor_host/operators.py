@@ -168,6 +168,9 @@ class Operators:
             operator.queue = WorkQueue(self._timers, self._queue_lock, operator)
             self._operators[operator_id] = operator
             log.info("operator adopted", extra={"operator": operator.text, "epoch": epoch})
+            # Before it is installed, which may take minutes: the scheduler must know that its assignment was taken up.
+            for observer in self.observers:
+                observer.phase_changed(operator)
         self.update(obj)
         return operator
 
@@ -579,7 +582,7 @@ class Operators:
         if report.cause is not None:
             operator.advice = None  # whatever was said, was said before these keys
         loaded = bool(operator.instances)
-        if report.load_failure and not operator.gone:
+        if report.load_failure and not operator.gone and not loaded:
             self._load_failed(operator, report)
         elif report.crashes >= CRASHES_MAX and not operator.gone and not loaded:
             self._rest(operator, report.crashes - CRASHES_MAX, report.last_error)

@@ -1,10 +1,10 @@
 """`http.fetch`: outbound HTTP of guests, to the hosts that their WasmOperator lists and nowhere else.
 
 The name is resolved here, each address is checked, and the connection goes to the checked address, so that a name
-cannot change its meaning in between. Loopback and link-local addresses (the cloud's metadata service among them) are reached
-only where they are listed themselves: as an address, or as `localhost`. Redirects are handed to the guest, whose next
-request is checked like any other. No proxy, no cookies, no connection kept. At-least-once: the receiver sees operator,
-epoch and reconcile in headers.
+cannot change its meaning in between. Loopback and link-local addresses (the cloud's metadata service among them) are
+reached only where they are listed themselves: as an address, or as `localhost`. Redirects are handed to the guest,
+whose next request is checked like any other. No proxy, no cookies, no connection kept. At-least-once: the receiver sees
+operator, epoch and reconcile in headers.
 """
 
 from __future__ import annotations

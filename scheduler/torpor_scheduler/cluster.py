@@ -168,7 +168,7 @@ class Cluster:
     def _take_operator(self, text: bytes) -> bool:
         try:
             decoded = _decode_operator(text)
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             log.warning("a WasmOperator cannot be read", extra={"error": one_line(exc)})
             return False
         metadata = decoded.metadata
@@ -200,7 +200,7 @@ class Cluster:
             return False
         try:
             spec = _decode_lease(event.object).spec
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             log.warning("a Lease cannot be read", extra={"lease": event.key.name, "error": one_line(exc)})
             return False
         known = self.leases.get(host)

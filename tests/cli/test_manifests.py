@@ -92,3 +92,14 @@ def test_an_existing_folder_is_not_written_to(tmp_path):
     create("greeter", tmp_path)
     with pytest.raises(CommandFailed, match="exists already"):
         create("greeter", tmp_path)
+
+
+def test_a_module_file_of_the_folder_is_named_with_its_hash(tmp_path):
+    from torpor_cli.apply import _pinned_objects
+
+    written(tmp_path, "a.yaml", OPERATOR)
+    assert "sha256" not in _pinned_objects(tmp_path)[0]["spec"]["module"]
+    written(tmp_path, "a.py", "x = 1")
+    first = _pinned_objects(tmp_path)[0]["spec"]["module"]["sha256"]
+    written(tmp_path, "a.py", "x = 2")
+    assert first != _pinned_objects(tmp_path)[0]["spec"]["module"]["sha256"]

@@ -477,6 +477,23 @@ def test_a_generation_that_cannot_be_installed_leaves_the_running_one(bench: Ben
     assert bench.ran == ["a watch 0"]
 
 
+def test_an_adopted_operator_is_told_of_before_it_is_installed(bench: Bench) -> None:
+    told: list[int] = []
+
+    class Told:
+        def phase_changed(self, operator: Operator) -> None:
+            told.append(operator.epoch)
+            assert operator.spec is None or len(told) > 1
+
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            return lambda *args, **kwargs: None
+
+    bench.operators.observers.append(Told())
+    bench.install_problem = Problem("ModuleUnavailable", "not there", final=True)
+    bench.adopt(epoch=7)
+    assert told == [7]
+
+
 def test_an_installation_that_failed_for_now_is_tried_again(bench: Bench) -> None:
     bench.install_problem = Problem("ModuleUnavailable", "not there yet", final=False)
     operator = bench.adopt()
@@ -586,6 +603,43 @@ def test_two_calls_run_at_once_where_the_operator_allows_it(bench: Bench) -> Non
     job()
     bench.run()
     assert bench.ran == ["a watch 0", "b watch 0"] and len(bench.loads) == 2
+
+
+def test_a_long_drain_gives_way_when_others_wait_and_keeps_its_instance(bench: Bench) -> None:
+    busy, other = bench.adopt(name="busy"), bench.adopt(name="other")
+
+    def slow(key: str) -> bytes:
+        bench.clock.now_s += 0.015
+        return abi.encode([b"done"])
+
+    bench.behaviour = slow
+    for i in range(6):
+        bench.event(busy, f"busy-{i}")
+    bench.event(other, "other")
+    bench.workers.contended = True
+    bench.run()
+    assert bench.ran.index("other watch 0") == 2, "two keys of 15 ms, then it was the other's turn"
+    assert len(bench.ran) == 7 and busy.wakes == 1
+
+
+def test_an_instance_that_does_not_load_beside_one_that_runs_is_no_reason_to_rest(bench: Bench) -> None:
+    operator = bench.adopt(concurrency=2)
+    bench.event(operator, "a")
+    job = bench.workers.jobs.popleft()
+
+    def during(key: str) -> bytes:
+        bench.behaviour = lambda key: abi.encode([b"done"])
+        bench.loop()
+        bench.event(operator, "b")
+        bench.load_error = GuestTrapped("no room for two")
+        return abi.encode([b"done"])
+
+    bench.behaviour = during
+    second_first = bench.workers.jobs
+    job()
+    assert second_first, "the second turn was promised"
+    bench.run()
+    assert "b watch 0" in bench.ran and operator.residency.phase is Phase.RESIDENT
 
 
 def test_shutdown_lets_what_runs_end_and_starts_nothing(bench: Bench) -> None:

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 LOG_TAIL_BYTES = 3_000
@@ -32,17 +32,29 @@ class ProcessFailed(Exception):
 
 
 class ServerProcess:
-    """A program and its log file, started as often as wanted. Belongs to no event loop."""
+    """A program and its log file, started as often as wanted. Belongs to no event loop.
 
-    def __init__(self, command: Sequence[str], *, log: Path) -> None:
+    `name` where the program's own does not tell it apart; `environment` instead of this process's.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        log: Path,
+        name: str = "",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._command = [str(part) for part in command]
+        self._name = name
+        self._environment = environment
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
 
     @property
     def name(self) -> str:
-        return Path(self._command[0]).name
+        return self._name or Path(self._command[0]).name
 
     @property
     def pid(self) -> int:
@@ -62,7 +74,11 @@ class ServerProcess:
         with self._log.open("ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
-                [*launcher, *self._command], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [*launcher, *self._command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
             )
 
     async def ready(self, probe: Callable[[], Awaitable[bool]], *, timeout_s: float) -> None:

@@ -1,8 +1,8 @@
 """Runs a small operator before the base image is taken, so that no real one has to be the first.
 
 CPython rewrites a function's code while it runs for the first few times, fills caches, and imports what it imports
-late. Done here, that is in the pages that all operators share, and not again in each instance after each wake:
-169 pages and 2.3 ms for a first reconcile become 90 and 1 (measured on one that reads, writes and prints).
+late. Done here, that is in the pages that all operators share, and not again in each instance after each wake: of
+169 pages that a wake and a first reconcile make private (it reads, writes and prints), 130 are left.
 
 The host is not called: answers are canned. Nothing of it stays but the warmth.
 """
@@ -13,7 +13,7 @@ import sys
 
 from torpor_sdk import _frames, _guest, _host
 
-# 1 gets most of it, 5 nearly all; after 20 nothing changes any more.
+# Measured: 1 gets most of it, 5 nearly all; after 20 nothing changes any more.
 RUNS = 8
 
 FILENAME = "warm-up.py"
@@ -34,6 +34,7 @@ def reconcile(request, kube):
     for found in kube.list("v1/configmaps", thing.namespace, labels={"app": thing.name}):
         log.debug("%s/%s", found.namespace, found.name)
     set_condition(thing, "Ready", True, reason="Made", message=f"{thing.name} is ready")
+    kube.patch(thing, {"metadata": {"annotations": {"seen": "yes"}}})
     kube.patch_status(thing, {"ready": True, "conditions": thing.status.get("conditions", [])})
     return requeue_after(minutes=30)
 """
@@ -76,7 +77,7 @@ class _CannedHost:
 
 def _answer(method, path, body):
     if method != b"GET":
-        return json.loads(body) | {"metadata": THING["metadata"]}
+        return THING | json.loads(body) | {"metadata": THING["metadata"]}
     if path.partition("?")[0].endswith("/configmaps"):
         return {"apiVersion": "v1", "kind": "ConfigMapList", "metadata": {"resourceVersion": "1"}, "items": [THING]}
     if path.endswith("/thing"):

@@ -95,11 +95,19 @@ async def mesh(options: MeshOptions, say: Say) -> AsyncIterator[RunningMesh]:
         kubeconfig = options.kubeconfig
         if options.devcluster:
             kubeconfig = run_dir.root / "kubeconfig"
-            children.append(await _start_devcluster(run_dir, kubeconfig, say))
+            devcluster = Child(
+                "devcluster",
+                python("torpor_devcluster", "--kubeconfig", str(kubeconfig)),
+                dict(os.environ),
+                run_dir.logs / "devcluster.log",
+                say,
+            )
+            children.append(devcluster)  # before it starts, so that whatever happens then stops it
+            await _start_devcluster(devcluster, kubeconfig)
         for name, module, environment in _services(options, run_dir, kubeconfig):
             child = Child(name, python(module), environment, run_dir.logs / f"{name}.log", say)
-            await child.start()
             children.append(child)
+            await child.start()
         run_dir.write(_mesh_file(run_dir, kubeconfig, options))
         yield RunningMesh(run_dir, children, kubeconfig, options.context)
     finally:
@@ -184,15 +192,11 @@ def _mesh_file(run_dir: RunDir, kubeconfig: Path | None, options: MeshOptions) -
     )
 
 
-async def _start_devcluster(run_dir: RunDir, kubeconfig: Path, say: Say) -> Child:
-    command = python("torpor_devcluster", "--kubeconfig", str(kubeconfig))
-    child = Child("devcluster", command, dict(os.environ), run_dir.logs / "devcluster.log", say)
+async def _start_devcluster(child: Child, kubeconfig: Path) -> None:
     await asyncio.to_thread(_remove, kubeconfig, child.log)
     await child.start()
     if not await asyncio.to_thread(_appears, kubeconfig, _DEVCLUSTER_READY_S):
-        await child.stop()
         raise CommandFailed(f"the devcluster did not start: {child.last_line()}")
-    return child
 
 
 def _remove(*paths: Path) -> None:

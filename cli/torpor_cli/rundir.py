@@ -72,7 +72,7 @@ class RunDir:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
             file.close()
-            raise CommandFailed(f"a mesh already runs in {self.root}; stop it or give another --name") from exc
+            raise CommandFailed(f"a mesh already runs in {self.root}; stop it or give another --mesh") from exc
         return file
 
     def write(self, mesh: MeshFile) -> None:

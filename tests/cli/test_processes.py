@@ -15,7 +15,7 @@ SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep
 
 
 def child(tmp_path, command, events=None):
-    return Child("x", command, dict(os.environ), tmp_path / "x.log", (events or []).append)
+    return Child("x", command, dict(os.environ), tmp_path / "x.log", [].append if events is None else events.append)
 
 
 async def until(condition, timeout_s=20):

@@ -96,6 +96,7 @@ class Cluster:
             except (grpc.aio.AioRpcError, _SubscriptionRefused) as exc:
                 log.warning("the watch of the cache ended", extra={"error": one_line(exc)})
             self.synced = False
+            self._on_change()
             await self._clock.sleep(backoff.next_delay_s())
 
     async def write(self, assignment: Assignment) -> bool:

@@ -50,7 +50,7 @@ async def running(
             asyncio.create_task(cluster.run()),
             asyncio.create_task(coordinator.run()),
             asyncio.create_task(_place(cluster, coordinator, clock, wanted, readiness)),
-            asyncio.create_task(_nudge(clock, wanted)),
+            asyncio.create_task(_nudge(cluster, coordinator, clock, wanted)),
         ]
         try:
             yield server
@@ -87,7 +87,9 @@ def _forget_deleted(cluster: Cluster, coordinator: Coordinator) -> None:
             session.revoke(key, session.running[key])
 
 
-async def _nudge(clock: Clock, wanted: asyncio.Event) -> None:
+async def _nudge(cluster: Cluster, coordinator: Coordinator, clock: Clock, wanted: asyncio.Event) -> None:
+    """Looks again while an operator belongs to a host that is away."""
     while True:
         await clock.sleep(_EXPIRY_CHECK_S)
-        wanted.set()
+        if coordinator.sessions and any(o.host not in coordinator.sessions for o in cluster.operators.values()):
+            wanted.set()

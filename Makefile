@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
-PYPROJECTS := pyproject.toml $(wildcard */pyproject.toml sdk/python/pyproject.toml tests/kubernetes/pyproject.toml)
+PYPROJECTS := pyproject.toml $(wildcard */pyproject.toml sdk/python/pyproject.toml tests/kubernetes/pyproject.toml tests/guests/pyproject.toml)
 
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -24,6 +24,7 @@ demo: setup  ## the mesh on an embedded cluster with 30 operators, about a minut
 test: setup check  ## everything: checks and tests, the real Kubernetes built on first use
 	@$(RUN) tests/kubernetes/build.py
 	@$(RUN) sdk/python/runtime/build.py
+	@$(RUN) -m torpor_guests_testing
 	$(RUN) -m pytest
 
 check: setup lint types layers generated  ## lint, types, layers, generated files
@@ -41,6 +42,7 @@ layers:
 generated:
 	$(RUN) proto/generate.py --check
 	$(RUN) tools/lock.py --check
+	$(RUN) docs/generate.py --check
 
 isolated: setup  ## each distribution alone in a fresh environment
 	$(RUN) tools/isolated.py

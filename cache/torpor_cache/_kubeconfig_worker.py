@@ -2,12 +2,12 @@
 
     python -m torpor_cache._kubeconfig_worker PATH CONTEXT      (either may be empty)
 
-A process of its own, since importing kubernetes_asyncio costs 55 MB. On failure it says why on stderr and exits 1.
+A process of its own, since importing kubernetes_asyncio costs 55 MB, and the parser of YAML 2. Start-up waits for it,
+so it imports little where the file alone says it all. On failure it says why on stderr and exits 1.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import dataclasses
 import sys
@@ -18,14 +18,20 @@ import msgspec
 from torpor_services.errors import one_line
 from torpor_services.kubeconfig import static
 
-from torpor_cache.kubeconfig import Resolved
+from torpor_cache.resolved import Resolved
 
 
-async def resolve(path: str, context: str) -> Resolved:
+def resolve(path: str, context: str) -> Resolved:
     """Raises what kubernetes_asyncio raises, which is imported only where the file alone does not say it all."""
     found = static(Path(path), context) if path else None
     if found is not None:
         return Resolved(**dataclasses.asdict(found))
+    import asyncio
+
+    return asyncio.run(_resolve_by_library(path, context))
+
+
+async def _resolve_by_library(path: str, context: str) -> Resolved:
     from kubernetes_asyncio.client import Configuration
     from kubernetes_asyncio.config import kube_config
 
@@ -73,7 +79,7 @@ def _text_of(path: str | None) -> str:
 def main() -> int:
     path, context = sys.argv[1:3]
     try:
-        resolved = asyncio.run(resolve(path, context))
+        resolved = resolve(path, context)
     except Exception as exc:
         # Whatever the library raises is the answer: this process has no other caller to tell.
         sys.stderr.write(one_line(exc) + "\n")

@@ -205,7 +205,7 @@ class Access:
             )
         try:
             status = _review.decode(reply.body).status
-        except msgspec.MsgspecError as exc:
+        except (msgspec.MsgspecError, RecursionError) as exc:
             raise ReviewFailed(f"the rights of {question.account} cannot be checked: no SubjectAccessReview") from exc
         verdict = Verdict(status.allowed and not status.denied, status.reason)
         if generation == self._generation:

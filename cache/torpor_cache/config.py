@@ -104,6 +104,19 @@ class RequestLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchChoice:
+    """What is watched upstream."""
+
+    wide_objects_max: int = setting(
+        "TORPOR_CACHE_WIDE_OBJECTS_MAX",
+        5_000,
+        "Objects up to which a kind is watched whole, once for all operators, whatever they select (1 KB to 10 KB of "
+        "memory each); larger kinds are watched in the scopes asked for. 0: always so.",
+        minimum=0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class CacheConfig:
     """The whole service."""
 
@@ -123,6 +136,7 @@ class CacheConfig:
     access: AccessLimits = field(default_factory=AccessLimits)
     streams: StreamLimits = field(default_factory=StreamLimits)
     requests: RequestLimits = field(default_factory=RequestLimits)
+    watches: WatchChoice = field(default_factory=WatchChoice)
     tls: TlsFiles = field(default_factory=TlsFiles)
 
     @property

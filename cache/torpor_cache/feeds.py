@@ -29,10 +29,13 @@ class Feeds:
     def __iter__(self) -> Iterator[Feed]:
         return iter(tuple(self._feeds.values()))
 
-    def join(self, member: Member, scope: WatchScope) -> Feed:
-        """Hangs the member on a feed that covers `scope`; it is begun by `Feed.begin`. Raises InvalidSelector."""
+    def join(self, member: Member, scope: WatchScope, reason: str = "") -> Feed:
+        """Hangs the member on a feed that covers `scope`; it is begun by `Feed.begin`. Raises InvalidSelector.
+
+        `reason`: why this scope is watched, where none covers it yet.
+        """
         seeker = _Nobody()
-        informer = self._informers.acquire(scope, seeker)
+        informer = self._informers.acquire(scope, seeker, reason)
         feed = self._feeds.get(informer)
         if feed is None:
             feed = self._feeds[informer] = Feed(informer, self._clock, self._forget, self._encoder)

@@ -175,7 +175,7 @@ class Histories:
             raise HistoryUnknown(f"{what}: {reply.status} {reply.kubernetes_status().get('message')}")
         try:
             found = reply.json()
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise HistoryUnknown(f"{what}: the answer is no JSON") from exc
         if not isinstance(found, dict):
             raise HistoryUnknown(f"{what}: the answer is no object")

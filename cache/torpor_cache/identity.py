@@ -115,7 +115,7 @@ class Assignment:
         try:
             read = _wasm_operator.decode(json)
             version = int(read.metadata.resource_version)
-        except (msgspec.MsgspecError, ValueError):
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             return None
         status = read.status or _Status()
         return cls(read.spec.service_account_name, status.host or "", status.epoch or 0, version)

@@ -377,6 +377,10 @@ class Informer:
         self._caught_up.set()
         self._tell_watched(at_once=True)
 
+    def tell_memory(self) -> None:
+        """Somebody counts on memory from now on: it is told at once how far this scope is watched."""
+        self._tell_watched(at_once=True)
+
     def _tell_watched(self, *, at_once: bool = False) -> None:
         """Never ahead of what is remembered, so not before the time without a watch is made up for."""
         if not self._caught_up.is_set() or not self.synced:

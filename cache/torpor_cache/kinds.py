@@ -7,11 +7,12 @@ for again.
 from __future__ import annotations
 
 import asyncio
+from typing import TypeVar
 
 import msgspec
-from torpor_services.errors import TorporError
+from torpor_services.errors import TorporError, one_line
 
-from torpor_cache.apiserver import ApiServer
+from torpor_cache.apiserver import ApiServer, ApiUnavailable
 from torpor_cache.resources import Resource
 
 
@@ -36,6 +37,8 @@ class _GroupVersion(msgspec.Struct, frozen=True):
 class _Group(msgspec.Struct):
     preferredVersion: _GroupVersion = _GroupVersion()  # noqa: N815 - Kubernetes' name
 
+
+Found = TypeVar("Found")
 
 _resources = msgspec.json.Decoder(_ResourceList)
 _group = msgspec.json.Decoder(_Group)
@@ -67,17 +70,23 @@ class Kinds:
             raise UnknownResource(f"the API server does not serve {resource}") from None
 
     async def _load(self, resource: Resource, path: str) -> None:
-        reply = await self._api.request("GET", path, headers={"Accept": "application/json"}, timeout_s=10.0)
-        if reply.status != 200:
-            raise UnknownResource(f"the API server does not serve {resource} ({reply.status} for {path})")
-        for found in _resources.decode(reply.body).resources:
+        for found in (await self._discovered(path, _resources, f"serves no {resource}")).resources:
             if "/" not in found.name:
                 self._known[Resource(resource.group, resource.version, found.name)] = found.kind
 
     async def _preferred_version(self, group: str) -> str:
         if not group:
             return "v1"
-        reply = await self._api.request("GET", f"/apis/{group}", headers={"Accept": "application/json"}, timeout_s=10.0)
+        return (await self._discovered(f"/apis/{group}", _group, f"has no group {group}")).preferredVersion.version
+
+    async def _discovered(self, path: str, decoder: msgspec.json.Decoder[Found], otherwise: str) -> Found:
+        """Only a 404 says that there is nothing; a server in trouble is to be asked again."""
+        reply = await self._api.request("GET", path, headers={"Accept": "application/json"}, timeout_s=10.0)
+        if reply.status == 404:
+            raise UnknownResource(f"the API server {otherwise}")
         if reply.status != 200:
-            raise UnknownResource(f"the API server has no group {group}")
-        return _group.decode(reply.body).preferredVersion.version
+            raise ApiUnavailable(f"{path}: {reply.status}", retry_after_s=reply.retry_after_s)
+        try:
+            return decoder.decode(reply.body)
+        except (msgspec.MsgspecError, RecursionError) as exc:
+            raise ApiUnavailable(f"{path}: no discovery: {one_line(exc, 200)}") from exc

@@ -19,6 +19,7 @@ import msgspec
 from torpor_services.errors import one_line
 
 from torpor_cache.apiserver import Credentials, CredentialSource, CredentialsUnavailable
+from torpor_cache.resolved import Resolved
 
 IN_CLUSTER_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 RESOLVE_TIMEOUT_S = 60.0  # a plugin may ask an identity provider over the network
@@ -103,23 +104,6 @@ class KubeconfigCredentials:
         if process.returncode != 0:
             raise CredentialsUnavailable(f"{what}: {one_line(ValueError(errors.decode(errors='replace')))}")
         return msgspec.json.decode(output, type=Resolved)
-
-
-class Resolved(msgspec.Struct, frozen=True):
-    """What the worker writes to its standard output."""
-
-    server: str
-    ca_pem: str = ""
-    client_certificate_pem: str = ""
-    client_key_pem: str = ""
-    token: str = ""
-    token_file: str = ""
-    username: str = ""
-    password: str = ""
-    tls_server_name: str = ""
-    insecure_skip_tls_verify: bool = False
-    proxy_url: str = ""
-    expires_unix_s: float | None = None
 
 
 def source_for(kubeconfig: Path | None, context: str = "", environ: Mapping[str, str] = os.environ) -> CredentialSource:

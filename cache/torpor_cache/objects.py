@@ -13,6 +13,7 @@ alone takes 34.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -161,6 +162,16 @@ class Change:
         latest = self.new if self.new is not None else self.old
         assert latest is not None, "a change has a state before or after"
         return latest
+
+
+# Go's decoder, and so the API server, takes JSON nested 10,000 deep; msgspec counts its levels as Python's calls, of
+# which 1,000 are allowed by default. One deep object must not break the watch of its kind: it takes 2 MB of a stack.
+JSON_DEPTH_MAX = 10_000
+
+
+def allow_deep_json() -> None:
+    """For the whole process, once at its start."""
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), JSON_DEPTH_MAX + 1_000))
 
 
 # ---- from bytes -----------------------------------------------------------------------------------------------------

@@ -137,12 +137,13 @@ class Positions:
             return
         kept = self._deletions.setdefault(kind, {})
         gone = (history, change.key, change.uid)
-        known = kept.pop(gone, None)
+        known = kept.get(gone)
         if known is not None and known.resource_version >= change.resource_version:
-            change = known
-        kept[gone] = change
-        if change is not known:
-            self._save(_deletion_name(kind, gone), _encode(_deletion_record(kind, history, change)))
+            return
+        record = _deletion_record(kind, history, change)
+        kept.pop(gone, None)
+        kept[gone] = _change(record)  # with metadata only: 5,000 large objects would be too much
+        self._save(_deletion_name(kind, gone), _encode(record))
         while len(kept) > DELETIONS_MAX:  # Overflow: the oldest go; finalizers are for what must outlive that.
             oldest = next(iter(kept))
             del kept[oldest]

@@ -237,8 +237,8 @@ class Requests:
         """Where the write stands. What is deleted has no version that a later read could wait for."""
         try:
             written = _written.decode(body)
-        except msgspec.MsgspecError:
-            head.read_live = True  # another media type: no version to be read
+        except (msgspec.MsgspecError, RecursionError):
+            head.read_live = True  # another media type, or nested too deep: no version to be read
             return
         metadata = written.metadata
         gone = bool(metadata.deletion_timestamp) and not metadata.finalizers

@@ -19,7 +19,8 @@ from torpor_services.health import Readiness
 from torpor_services.server import RunningServer, serving
 
 from torpor_cache.access import Access
-from torpor_cache.apiserver import ApiServer, CredentialSource
+from torpor_cache.apiserver import ApiServer, ApiUnavailable, CredentialSource
+from torpor_cache.breadth import Breadths
 from torpor_cache.config import CacheConfig
 from torpor_cache.feeds import Feeds
 from torpor_cache.histories import Histories
@@ -27,7 +28,7 @@ from torpor_cache.identity import WASM_OPERATORS, Assignments, Identities
 from torpor_cache.informers import Informer, Informers, InformerState, WatchScope
 from torpor_cache.kinds import Kinds
 from torpor_cache.kubeconfig import source_for
-from torpor_cache.objects import Change
+from torpor_cache.objects import Change, allow_deep_json
 from torpor_cache.positions import Positions
 from torpor_cache.requests import Requests
 from torpor_cache.resources import Position
@@ -74,6 +75,7 @@ async def running(
 
     `credentials` instead of the configured kubeconfig. Raises AddressInUse, InvalidSetting.
     """
+    allow_deep_json()
     clock = clock or SystemClock()
     source = credentials or source_for(config.kubeconfig, config.context)
     readiness = Readiness()
@@ -81,6 +83,7 @@ async def running(
     async with AsyncExitStack() as stack:
         api = await stack.enter_async_context(ApiServer(source, user_agent="torpor-cache", clock=clock))
         histories = Histories(api)
+        stack.push_async_callback(_cancel, [asyncio.create_task(_resolve_early(api))])
         positions = await stack.enter_async_context(Positions(clock, config.state))
         informers = await stack.enter_async_context(Informers(api, histories, clock=clock, memory=positions))
         access = Access(api, clock, config.access)
@@ -88,7 +91,10 @@ async def running(
         feeds = Feeds(informers, clock)
         assignments = Assignments()
         identities = Identities(api, assignments, config.accounts, clock, config.access)
-        parts = StreamParts(feeds, identities, access, Kinds(api), positions, clock, config.streams, config.access)
+        breadths = Breadths(api, informers, config.watches.wide_objects_max)
+        parts = StreamParts(
+            feeds, breadths, identities, access, Kinds(api), positions, clock, config.streams, config.access
+        )
         requests = Requests(api, informers, access, config.requests)
         servicer = CacheServicer(parts, informers, feeds, identities, requests)
         assignments.observe(servicer.assignment_changed)
@@ -171,9 +177,9 @@ class _OperatorsWatch:
         self._assignments.on_change(change)
 
     def on_synced(self) -> None:
+        """Readiness follows when the watch behind the list is live."""
         if self._informer is not None:
             self._assignments.load(list(self._informer.store))
-        self.tell()
 
     def on_bookmark(self, position: Position) -> None:
         """Nothing has changed."""
@@ -192,13 +198,19 @@ class _OperatorsWatch:
 def _problem(status: bytes) -> str:
     try:
         read = msgspec.json.decode(status)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         read = {}
     if not isinstance(read, dict):
         read = {}
     if read.get("code") == 404:
         return "the API server does not serve WasmOperators: run `torpor install-crds`"
     return f"WasmOperators cannot be watched: {read.get('message') or read.get('code') or 'no reason given'}"
+
+
+async def _resolve_early(api: ApiServer) -> None:
+    """The kubeconfig, while positions are loaded. Whoever asks first waits for it, or hears itself why it fails."""
+    with contextlib.suppress(ApiUnavailable):
+        await api.server()
 
 
 async def _bookmark(feeds: Feeds, clock: Clock, period_s: float) -> None:

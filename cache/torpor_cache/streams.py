@@ -22,6 +22,7 @@ from torpor_services.security import Identity
 
 from torpor_cache.access import Access, Question, ReviewFailed
 from torpor_cache.apiserver import ApiUnavailable
+from torpor_cache.breadth import Breadths
 from torpor_cache.config import AccessLimits, StreamLimits
 from torpor_cache.fanout import After, Feed, Member, Resume, StreamQueue, Takeover
 from torpor_cache.feeds import Feeds
@@ -61,6 +62,7 @@ class StreamParts:
     """What streams stand on."""
 
     feeds: Feeds
+    breadths: Breadths
     identities: Identities
     access: Access
     kinds: Kinds
@@ -198,7 +200,10 @@ class WatchStream:
             scope = session.wanted.scope
             if session.wanted.name:
                 self._parts.positions.expect(scope.resource)  # before the watch, so that it misses no deletion
-            feed = self._parts.feeds.join(member, scope)
+            watched, reason = await self._until(member, lambda: self._parts.breadths.scope_for(scope))
+            feed = self._parts.feeds.join(member, watched, reason)
+            if session.wanted.name:
+                feed.informer.tell_memory()
             if feed.informer.error:
                 member.fail(feed.informer.error, final=False)
             member.subscription.filter = await self._until(

@@ -128,6 +128,12 @@ class FakeInformer:
     def detach(self, listener: Listener) -> None:
         self._listeners.remove(listener)
 
+    def tell_memory(self) -> None:
+        """There is none."""
+
+    async def wait_caught_up(self) -> None:
+        """It always is."""
+
     async def wait_synced(self, timeout_s: float) -> None:
         """It always is."""
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,13 @@ from typing import Any
 import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from torpor_services.channels import COMMON_OPTIONS
 from torpor_services.config import setting
 from torpor_services.errors import AddressInUse, InvalidSetting
 from torpor_services.health import Readiness
+from torpor_services.memory import bound_heap, trim_heap
+from torpor_services.reflection import LazyReflection
 from torpor_services.security import TlsFiles, is_local
 
 log = logging.getLogger(__name__)
@@ -74,13 +75,14 @@ async def serving(
 
     Raises AddressInUse, or InvalidSetting for an address that others could reach without TLS.
     """
+    bound_heap()
     server = grpc.aio.server(options=_SERVER_OPTIONS)
     add(server)
     health_pb2_grpc.add_HealthServicer_to_server(readiness.servicer, server)
-    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    server.add_generic_rpc_handlers((LazyReflection([*names, health.SERVICE_NAME]),))
     running = RunningServer(_bind(server, config))
     await server.start()
-    publisher = asyncio.create_task(readiness.publish())
+    tasks = [asyncio.create_task(readiness.publish()), asyncio.create_task(_trim_once_ready(readiness))]
     if handle_signals:
         _stop_on_signals(running)
     log.info("listening", extra={"address": running.address})
@@ -89,16 +91,21 @@ async def serving(
     finally:
         readiness.drain()
         await server.stop(config.drain_s)
-        publisher.cancel()
-        with suppress(asyncio.CancelledError):
-            await publisher
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _trim_once_ready(readiness: Readiness) -> None:
+    """Importing and the first lists leave holes in the heap that are not needed again soon."""
+    await readiness.wait_ready()
+    await asyncio.to_thread(trim_heap)
 
 
 def _bind(server: grpc.aio.Server, config: ServerConfig) -> str:
     if not config.tls.enabled and not is_local(config.listen):
         raise InvalidSetting(
-            "TORPOR_LISTEN",
-            f"{config.listen} can be reached from other machines: set TORPOR_TLS_CA, _CERT and _KEY",
+            "TORPOR_TLS_CA, _CERT and _KEY", f"are needed to listen on {config.listen}, which other machines can reach"
         )
     if config.listen.startswith("unix:"):
         _remove_dead_socket(Path(config.listen.removeprefix("unix:")))

@@ -1,5 +1,7 @@
 """Beginning again: by position, after a takeover, in another history, after falling too far behind."""
 
+import dataclasses
+
 import pytest
 from torpor_cache.fanout import After, Feed, Takeover
 from torpor_cache.history import History, HistoryLimits
@@ -156,6 +158,17 @@ def test_remembered_deletions_are_told_besides_history(informer, stream):
     informer.delete("new")
     stream.subscribe(1, resume=Takeover(None, (remembered,)))
     assert types(stream.take()[1]) == [("DELETED", "old"), ("DELETED", "new"), ("SYNCED", "")]
+
+
+def test_a_deletion_without_a_last_state_is_told_within_its_namespace_only(informer, stream):
+    informer.put("old", namespace="a")
+    remembered = dataclasses.replace(informer.delete("old", namespace="a"), old=None)
+    forget(informer)
+    for number, namespace in enumerate(("a", "b"), 1):
+        stream.subscribe(number, Filter(namespace=namespace), resume=Takeover(None, (remembered,)))
+    got = stream.take()
+    assert types(got[1]) == [("DELETED", "old"), ("SYNCED", "")]
+    assert types(got[2]) == [("SYNCED", "")]
 
 
 def test_another_history_resyncs_live_subscriptions(informer, stream):

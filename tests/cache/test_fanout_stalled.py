@@ -47,7 +47,10 @@ class OneFeed:
     def __init__(self, feed):
         self.feed = feed
 
-    def join(self, member, scope):
+    async def scope_for(self, scope):
+        return scope, ""
+
+    def join(self, member, scope, reason):
         self.feed.expect(member)
         return self.feed
 
@@ -64,8 +67,9 @@ async def served(tmp_path):
     informer.attach(feed)
     everyone = Everyone()
     positions = SimpleNamespace(expect=lambda _: None)
-    parts = StreamParts(OneFeed(feed), everyone, everyone, None, positions, clock, StreamLimits(), AccessLimits())
-    servicer = CacheServicer(parts, SimpleNamespace(history_id="h1"), OneFeed(feed), everyone, None)
+    one = OneFeed(feed)
+    parts = StreamParts(one, one, everyone, everyone, None, positions, clock, StreamLimits(), AccessLimits())
+    servicer = CacheServicer(parts, SimpleNamespace(history_id="h1"), one, everyone, None)
     server = grpc.aio.server()
     servicer.add_to(server)
     address = f"unix:{tmp_path}/s.sock"

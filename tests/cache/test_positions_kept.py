@@ -1,11 +1,13 @@
 """Acknowledged positions and remembered deletions, in memory and on disk."""
 
+import dataclasses
 import os
 import stat
 
 import diskcache
 import pytest
-from torpor_cache.positions import DELETIONS_MAX, Positions
+from torpor_cache.informers import WatchScope
+from torpor_cache.positions import DELETIONS_MAX, WATCHED_MAX, Positions
 from torpor_cache.resources import Position, Resource, ResourceVersion
 from torpor_cache.testing_informer import CONFIG_MAPS, FakeInformer
 from torpor_services.clock import ManualClock
@@ -57,11 +59,92 @@ async def test_deletions_of_kinds_that_somebody_acknowledges_are_remembered(posi
     assert positions.deletions(CONFIG_MAPS, "h2", None) == []
 
 
+async def test_deletions_told_by_watches_that_lag_apart_are_all_remembered(positions):
+    """Two scopes of one kind: what the slower one tells is older than what the faster one has told."""
+    positions.expect(CONFIG_MAPS)
+    informer = FakeInformer()
+    for namespace in ("a", "b"):
+        informer.put("x", namespace=namespace, uid=f"uid-{namespace}")
+    earlier, later = informer.delete("x", namespace="b"), informer.delete("x", namespace="a")
+    positions.remember(CONFIG_MAPS, "h1", later)
+    positions.remember(CONFIG_MAPS, "h1", earlier)
+    assert [c.key.namespace for c in positions.deletions(CONFIG_MAPS, "h1", None)] == ["b", "a"]
+    after = at(earlier.resource_version)
+    assert [c.key.namespace for c in positions.deletions(CONFIG_MAPS, "h1", after)] == ["a"]
+
+
+async def test_a_deletion_told_by_two_watches_is_kept_once_at_its_highest_version(positions):
+    """A relist gives a deletion a version of its own, which another operator may be behind."""
+    positions.expect(CONFIG_MAPS)
+    informer = FakeInformer()
+    informer.put("x")
+    told = informer.delete("x")
+    found = dataclasses.replace(told, resource_version=ResourceVersion(told.resource_version + 10))
+    for change in (told, found, told):
+        positions.remember(CONFIG_MAPS, "h1", change)
+    (kept,) = positions.deletions(CONFIG_MAPS, "h1", at(told.resource_version + 5))
+    assert kept.resource_version == found.resource_version
+
+
+async def test_large_objects_are_remembered_by_their_metadata(positions):
+    positions.expect(CONFIG_MAPS)
+    informer = FakeInformer()
+    informer.put("x", labels={"app": "x"}, annotations={"pad": "y"})
+    positions.remember(CONFIG_MAPS, "h1", informer.delete("x"))
+    (kept,) = positions.deletions(CONFIG_MAPS, "h1", None)
+    assert kept.old.labels == {"app": "x"} and b'"data"' not in kept.old.json
+
+
+WIDE, A, B = WatchScope(CONFIG_MAPS), WatchScope(CONFIG_MAPS, "a"), WatchScope(CONFIG_MAPS, "b")
+
+
+@pytest.mark.parametrize(
+    ("watched", "asked", "expected"),
+    [
+        ([(A, 5)], A, [5]),
+        ([(A, 5)], B, []),
+        ([(A, 5), (B, 9)], WIDE, [5, 9]),
+        ([(WIDE, 7)], A, [7]),
+        ([(WIDE, 7), (A, 9)], A, [9]),  # both cover it: nothing before the later is missing
+        ([(WIDE, 7), (A, 9)], WIDE, [7, 9]),
+        ([(A, 5), (WIDE, 7)], WIDE, [7]),  # from 7 on the wide one speaks for it
+    ],
+)
+async def test_where_deletions_may_begin_to_be_missing(positions, watched, asked, expected):
+    positions.expect(CONFIG_MAPS)
+    for scope, version in watched:
+        positions.watched(scope, at(version))
+    assert positions.watched_until(asked, "h1") == expected
+    assert positions.watched_until(asked, "h2") == []
+
+
+async def test_how_far_a_scope_was_watched_outlives_the_process_and_counts_as_interest(clock, tmp_path):
+    async with Positions(clock, tmp_path / "state") as first:
+        first.watched(A, at(3))
+        first.expect(CONFIG_MAPS)
+        first.watched(A, at(5))
+    async with Positions(clock, tmp_path / "state") as second:
+        assert second.watched_until(A, "h1") == [5]
+        informer = FakeInformer()
+        informer.put("x")
+        second.remember(CONFIG_MAPS, "h1", informer.delete("x"))
+        assert second.deletions(CONFIG_MAPS, "h1", None)
+
+
+async def test_of_very_many_scopes_the_earliest_are_forgotten(positions):
+    positions.expect(CONFIG_MAPS)
+    scopes = [WatchScope(CONFIG_MAPS, f"n{number}") for number in range(WATCHED_MAX + 5)]
+    for scope in scopes:
+        positions.watched(scope, at(5))
+    assert positions.watched_until(scopes[0], "h1") == []
+    assert positions.watched_until(scopes[-1], "h1") == [5]
+
+
 async def test_deletions_are_bounded(positions):
     positions.expect(CONFIG_MAPS)
     informer = FakeInformer()
-    for _ in range(DELETIONS_MAX + 10):
-        informer.put("a")
+    for number in range(DELETIONS_MAX + 10):
+        informer.put("a", uid=f"uid-{number}")
         positions.remember(CONFIG_MAPS, "h1", informer.delete("a"))
     assert len(positions.deletions(CONFIG_MAPS, "h1", None)) == DELETIONS_MAX
 
@@ -84,8 +167,8 @@ async def test_what_was_dropped_from_memory_is_dropped_from_disk(clock, tmp_path
     informer = FakeInformer()
     async with Positions(clock, tmp_path / "state") as first:
         first.expect(CONFIG_MAPS)
-        for _ in range(DELETIONS_MAX + 5):
-            informer.put("a")
+        for number in range(DELETIONS_MAX + 5):
+            informer.put("a", uid=f"uid-{number}")
             first.remember(CONFIG_MAPS, "h1", informer.delete("a"))
     async with Positions(clock, tmp_path / "state") as second:
         assert len(second.deletions(CONFIG_MAPS, "h1", None)) == DELETIONS_MAX

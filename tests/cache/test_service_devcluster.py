@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from torpor.cache.v1 import cache_pb2, cache_pb2_grpc
 from torpor_cache.apiserver import ApiServer, Credentials
-from torpor_cache.config import AccessLimits, CacheConfig, RequestLimits, RoleAccounts, StreamLimits
+from torpor_cache.config import AccessLimits, CacheConfig, RequestLimits, RoleAccounts, StreamLimits, WatchChoice
 from torpor_cache.kubeconfig import FixedCredentials
 from torpor_cache.service import running
 from torpor_cache.testing_client import CacheClient
@@ -71,6 +71,13 @@ async def m(tmp_path):
         yield made
 
 
+@pytest.fixture
+async def narrow(tmp_path):
+    """Kinds are watched in the scopes that are asked for."""
+    async with mesh(tmp_path, watches=WatchChoice(wide_objects_max=0)) as made:
+        yield made
+
+
 def types(received):
     return [(each.type, each.key[1]) for each in received]
 
@@ -96,6 +103,65 @@ async def test_snapshot_live_and_the_same_after_a_reconnect(m):
         position = cache_pb2.Position(history=last.history, resource_version=str(last.version))
         await client.subscribe(2, "v1/configmaps", resume=cache_pb2.Resume(position=position), **fields)
         assert types(await client.until_synced(2)) == [("DELETED", "before"), ("SYNCED", "")]
+
+
+def _watches_of(m, resource):
+    return [i for i in m.service.informers if i.scope.resource.resource == resource]
+
+
+async def test_operators_in_many_namespaces_with_many_selectors_are_one_watch_and_see_their_own(m):
+    async with m.client() as client:
+        for number in range(1, 21):
+            namespace = f"team-{number % 4}"
+            await m.admin.namespace(namespace)
+            await m.admin.account(namespace, "op")
+            await m.admin.allow(namespace, "op", ["configmaps"])
+            caller = await m.admin.operator(namespace, f"x{number}")
+            labels = {"label_selector": f"app=x{number}"} if number % 2 else {"field_selector": "metadata.name=shared"}
+            await client.subscribe(number, "v1/configmaps", namespace=namespace, caller=caller, **labels)
+        for number in range(1, 21):
+            await client.until_synced(number)
+        (watch,) = _watches_of(m, "configmaps")
+        assert (watch.scope.namespace, watch.scope.label_selector) == ("", "")
+        assert watch.reason.startswith("watched whole: ")
+        assert m.cluster.requests.watches_of("configmaps") == 1
+        await m.admin.config_map("team-1", "one", labels={"app": "x1"})
+        await m.admin.config_map("team-2", "shared")
+        await client.until(1, named("ADDED", "one"))
+        await client.until(2, named("ADDED", "shared"))
+        for number in range(3, 21):
+            seen = {r.key for r in client.events[number] if r.type == "ADDED"}
+            assert seen == ({("team-2", "shared")} if number % 4 == 2 else set())
+
+
+async def test_a_kind_watched_whole_gives_nobody_more_rights(m):
+    await m.admin.namespace("other")
+    await m.admin.config_map("other", "foreign")
+    await m.admin.allow(NS, "op", ["configmaps"])
+    caller = await m.admin.operator(NS, "x")
+    async with m.client() as client:
+        await client.subscribe(1, "v1/configmaps", namespace=NS, caller=caller)
+        await client.until_synced(1)
+        for path in ("/api/v1/configmaps", "/api/v1/namespaces/other/configmaps/foreign"):
+            assert (await client.request("GET", path, caller=caller)).head.status == 403
+        own = await client.request("GET", f"/api/v1/namespaces/{NS}/configmaps", caller=caller)
+        assert (own.head.source, own.json()["items"]) == (cache_pb2.Head.CACHE, [])
+        await client.subscribe(2, "v1/configmaps", namespace="other", caller=caller)
+        assert (await client.until(2, lambda got: got))[0].status["code"] == 403
+
+
+async def test_a_kind_with_too_many_objects_is_watched_where_it_is_asked_for(tmp_path):
+    async with mesh(tmp_path, watches=WatchChoice(wide_objects_max=2)) as m:
+        await m.admin.allow(NS, "op", ["configmaps"])
+        caller = await m.admin.operator(NS, "x")
+        for name in ("a", "b", "c"):
+            await m.admin.config_map("torpor-system", name)
+        async with m.client() as client:
+            await client.subscribe(1, "v1/configmaps", namespace=NS, caller=caller)
+            await client.until_synced(1)
+        (watch,) = _watches_of(m, "configmaps")
+        assert (watch.scope.namespace, len(watch.store)) == (NS, 0)
+        assert "too large" in watch.reason
 
 
 async def test_owners_are_named_by_plural_and_mapped_by_kind(m):
@@ -202,7 +268,8 @@ async def test_a_kind_that_is_not_served_is_an_error_and_comes_alive_when_it_is(
         assert (late.type, late.status["code"]) == ("ERROR", 404)
 
 
-async def test_reads_are_answered_from_memory_where_a_watch_covers_them(m):
+async def test_reads_are_answered_from_memory_where_a_watch_covers_them(narrow):
+    m = narrow
     await m.admin.allow(NS, "op", ["configmaps", "secrets"])
     caller = await m.admin.operator(NS, "x")
     await m.admin.config_map(NS, "a", labels={"app": "x"})
@@ -524,7 +591,8 @@ async def test_a_peer_without_an_identity_gets_nothing(m):
             assert failed.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
-async def test_stats(m):
+async def test_stats(narrow):
+    m = narrow
     await m.admin.allow(NS, "op", ["configmaps"])
     caller = await m.admin.operator(NS, "x")
     await m.admin.config_map(NS, "a")
@@ -536,6 +604,7 @@ async def test_stats(m):
         stats = await client.stub.Stats(cache_pb2.StatsRequest())
         (kind,) = [k for k in stats.kinds if k.resource.resource == "configmaps"]
         assert (kind.state, kind.subscriptions, kind.namespace) == ("synced", 2, NS)
+        assert "TORPOR_CACHE_WIDE_OBJECTS_MAX" in kind.reason
         assert stats.history
         (subscriber,) = stats.subscribers
         assert (subscriber.subscriptions, subscriber.peer.split()[0]) == (2, "host/a")

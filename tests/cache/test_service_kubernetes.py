@@ -136,3 +136,84 @@ async def test_nothing_is_missed_while_the_api_server_is_killed_and_comes_back(k
                 ("ADDED", "c"),
                 ("DELETED", "a"),
             ]
+
+
+async def test_deletions_while_the_cache_is_down_are_told_to_a_new_holder(control_plane, namespace, tmp_path):
+    """Also where nothing happens afterwards: the server's bookmark says that all is told."""
+    takeover = cache_pb2.Resume(from_acknowledged=True)
+    fields = {"namespace": namespace, "name": "for"}
+    async with cache_on(control_plane, tmp_path) as (admin, address), CacheClient(address, HOST) as client:
+        await admin.account(namespace, "op")
+        await admin.allow(namespace, "op", ["configmaps"])
+        caller = await admin.operator(namespace, "x")
+        for name in ("gone", "stays"):
+            await admin.config_map(namespace, name, labels={"app": "x"})
+        await client.subscribe(1, "v1/configmaps", caller=caller, **fields)
+        await client.ack(1, (await client.until_synced(1))[-1])
+        await admin.config_map(namespace, "heard-of")
+        await client.until(1, named("ADDED", "heard-of"))
+    await _as_admin(control_plane, lambda admin: admin.delete_config_map(namespace, "gone"))
+    await _as_admin(control_plane, lambda admin: admin.delete_config_map(namespace, "heard-of"))
+    async with cache_on(control_plane, tmp_path) as (_, address), CacheClient(address, HOST) as client:
+        await client.subscribe(1, "v1/configmaps", caller=caller, resume=takeover, **fields)
+        got = await client.until_synced(1)
+        told = {(r.type, r.key[1]) for r in got if r.key[1] != "kube-root-ca.crt"}
+        assert told == {("DELETED", "gone"), ("DELETED", "heard-of"), ("ADDED", "stays"), ("SYNCED", "")}
+
+
+async def _as_admin(plane, act):
+    ca_pem = await asyncio.to_thread(plane.ca_file.read_text)
+    credentials = FixedCredentials(Credentials(plane.url, token=plane.admin_token, ca_pem=ca_pem))
+    async with ApiServer(credentials, user_agent="test") as api:
+        await act(Admin(api))
+
+
+async def test_many_selectors_of_a_kind_are_one_watch_whose_reason_counts_the_objects(cache, namespace):
+    admin, address = cache
+    await admin.account(namespace, "op")
+    await admin.allow(namespace, "op", ["configmaps"])
+    caller = await admin.operator(namespace, "x")
+    for name in ("a", "b", "c"):
+        await admin.config_map(namespace, name, labels={"app": name})
+    async with CacheClient(address, HOST) as client:
+        for number, name in enumerate(("a", "b", "c"), 1):
+            selector = f"app={name}"
+            await client.subscribe(number, "v1/configmaps", namespace=namespace, caller=caller, label_selector=selector)
+            got = await client.until_synced(number)
+            assert [(r.type, r.key[1]) for r in got] == [("ADDED", name), ("SYNCED", "")]
+        stats = await client.stub.Stats(cache_pb2.StatsRequest())
+        (kind,) = [k for k in stats.kinds if k.resource.resource == "configmaps"]
+        assert (kind.namespace, kind.label_selector, kind.subscriptions) == ("", "", 3)
+        assert int(kind.reason.split()[2]) == kind.objects >= 3, kind.reason
+
+
+async def test_an_object_nested_deep_disturbs_nobody_who_watches_its_kind(cache, namespace):
+    admin, address = cache
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    crd = {
+        "metadata": {"name": "nests.example.com"},
+        "spec": {
+            "group": "example.com",
+            "scope": "Namespaced",
+            "names": {"plural": "nests", "singular": "nest", "kind": "Nest", "listKind": "NestList"},
+            "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}],
+        },
+    }
+    await admin.ensure("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
+    await admin.account(namespace, "op")
+    await admin.allow(namespace, "op", ["nests"], groups=["example.com"])
+    caller = await admin.operator(namespace, "x")
+    path = f"/apis/example.com/v1/namespaces/{namespace}/nests"
+    async with CacheClient(address, HOST) as client:
+        await client.subscribe(1, "example.com/v1/nests", namespace=namespace, caller=caller, payload=FULL)
+        await client.until_synced(1, timeout_s=30)
+        deep = b'{"apiVersion":"example.com/v1","kind":"Nest","metadata":{"name":"deep"},"spec":%s1%s}'
+        body = deep % (b'{"a":' * 5_000, b"}" * 5_000)
+        written = await client.request("POST", path, caller=caller, body=body)
+        assert written.head.status == 201 and written.head.HasField("written")
+        flat = {"apiVersion": "example.com/v1", "kind": "Nest", "metadata": {"name": "flat"}}
+        assert (await client.request("POST", path, caller=caller, body=flat)).head.status == 201
+        await client.until(1, named("ADDED", "flat"))
+        assert named("ADDED", "deep")(client.events[1])
+        again = await client.request("GET", f"{path}/deep", caller=caller, minimum=[written.head.written])
+        assert again.body.count(b'{"a":') == 5_000

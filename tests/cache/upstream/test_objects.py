@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torpor_cache.objects import ChangeType, MalformedObject, parse_object
+from torpor_cache.objects import ChangeType, MalformedObject, allow_deep_json, parse_object
 from torpor_cache.payloads import Bookmark, ErrorEvent, ObjectEvent, parse_event, parse_items, parse_page
 from torpor_cache.resources import (
     InvalidResource,
@@ -207,3 +208,17 @@ def test_versions_that_are_no_positive_numbers_are_refused(text):
 
 def test_keys_sort_by_namespace_then_name():
     assert sorted([ObjectKey("b", "a"), ObjectKey("a", "z")]) == [ObjectKey("a", "z"), ObjectKey("b", "a")]
+
+
+def test_an_object_nested_as_deep_as_the_api_server_takes_it_is_read():
+    nested = b"[" * 9_900 + b"]" * 9_900
+    raw = b'{"kind":"T","apiVersion":"x/v1","metadata":{"name":"a","uid":"u","resourceVersion":"5"},"spec":%s}' % nested
+    before = sys.getrecursionlimit()
+    try:
+        sys.setrecursionlimit(1_000)
+        with pytest.raises(MalformedObject):
+            parse_object(raw)
+        allow_deep_json()
+        assert parse_object(raw).json == raw
+    finally:
+        sys.setrecursionlimit(before)

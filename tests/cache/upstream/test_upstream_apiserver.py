@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -16,6 +19,7 @@ from torpor_cache.apiserver import (
     ReplyTooLarge,
     StatusError,
     _keepalive_socket,
+    _make_tls_context,
     status_of,
 )
 from torpor_cache.kubeconfig import FixedCredentials
@@ -180,3 +184,20 @@ def test_impersonation_spells_out_only_what_is_given():
         ("Impersonate-Extra-scopes%2Fx", "v"),
     ]
     assert Impersonation("u").headers() == [("Impersonate-User", "u")]
+
+
+def test_the_certificates_of_public_authorities_are_not_in_memory():
+    """Of a service of its own: here somebody may have imported aiohttp before."""
+    program = (
+        "import os; before = dict(os.environ); import torpor_cache.service, aiohttp.connector as c;"
+        "assert dict(os.environ) == before; print(c._SSL_CONTEXT_VERIFIED.cert_store_stats()['x509_ca'])"
+    )
+    for environ in ({}, {"SSL_CERT_FILE": "/nowhere.pem"}):
+        told = subprocess.run([sys.executable, "-c", program], env=os.environ | environ, capture_output=True, text=True)
+        assert told.stdout.strip() == "0", told.stderr
+
+
+def test_a_server_without_a_named_authority_is_checked_against_the_machines():
+    context = _make_tls_context(Credentials("https://kubernetes.example"))
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.cert_store_stats() == ssl.create_default_context().cert_store_stats()

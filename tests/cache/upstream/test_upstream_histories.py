@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
 from torpor_cache.apiserver import ApiServer, Credentials
-from torpor_cache.histories import Histories
+from torpor_cache.histories import Histories, HistoryUnknown
 from torpor_cache.kubeconfig import FixedCredentials
 from torpor_cache.resources import ResourceVersion
 from torpor_devcluster import Config, DevCluster, User
@@ -68,3 +69,10 @@ async def test_a_config_map_without_an_id_gets_one():
         (await api.request("PUT", PATH, body=json.dumps(found).encode(), headers=headers)).raise_for_status("put")
         made = await Histories(api).current()
         assert json.loads((await api.request("GET", PATH)).body)["data"] == {"other": "kept", "id": made}
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"x":' + b"[" * 20_000 + b"]" * 20_000 + b"}"])
+async def test_an_answer_that_makes_no_sense_is_no_history(kit, monkeypatch, body):
+    monkeypatch.setattr(kit.api, "_answer_history", lambda exchange: exchange.reply(200, body))
+    with pytest.raises(HistoryUnknown):
+        await Histories(kit.server).current()

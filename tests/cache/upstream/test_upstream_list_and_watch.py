@@ -10,6 +10,7 @@ from torpor_cache.resources import ObjectKey, Resource, ResourceVersion
 from torpor_cache.watcher import WatchLimits
 
 A = ObjectKey("default", "a")
+REFUSED_FIRST = (0.14, 0.26)
 BACKOFF_FIRST = (0.6, 1.0)  # 0.8 s ± 25 %
 BACKOFF_SECOND = (1.2, 2.0)
 SILENCE = (74.9, 75.1)
@@ -263,7 +264,7 @@ async def test_403_is_told_to_listeners_as_an_error_and_never_as_deletions(kit):
     assert informer.state is InformerState.FAILED
     assert json.loads(informer.error)["reason"] == "Forbidden"
     assert len(informer.store) == 1 and notes.changes == []
-    await kit.clock.pass_wait(0.75, 1.25)
+    await kit.clock.pass_wait(*REFUSED_FIRST)
     watch = (await kit.api.next_watch()).begin()
     assert watch.query["resourceVersion"] == "11"
     await kit.api.settle()
@@ -277,12 +278,23 @@ async def test_a_removed_crd_is_an_error_and_its_return_a_difference(kit):
     (await kit.api.next_watch()).reply(404, b"404 page not found\n")
     await notes.until(("error", 404, False))
     assert informer.state is InformerState.FAILED and notes.changes == []
-    await kit.clock.asked(0.75, 1.25)
+    await kit.clock.asked(*REFUSED_FIRST)
     informer.hurry()  # the CRD is back, somebody saw it
     (await kit.api.next_list()).reply(200, kit.listing(20, kit.config_map("b", 15)))
     (await kit.api.next_watch()).begin()
     await notes.until(("ADDED", "b", 15))
     assert [change.type.value for change in notes.changes] == ["DELETED", "ADDED"]
+
+
+async def test_a_kind_that_is_not_served_yet_is_asked_for_again_soon_and_then_ever_more_rarely(kit):
+    """At start-up it is often made a moment later; some are never made."""
+    kit.acquire()
+    waits = []
+    for failures in range(11):
+        (await kit.api.next_watch()).reply(404, b"404 page not found\n")
+        expected_s = 0.2 * 1.5**failures
+        waits.append(await kit.clock.pass_wait(0.74 * expected_s, 1.26 * expected_s))
+    assert sum(waits[:6]) <= 6 and waits[-1] >= 8
 
 
 async def test_a_selector_that_the_server_does_not_know_is_final(kit):

@@ -12,7 +12,7 @@ Resources are written as in Torpor's SDKs: "v1/configmaps", "apps/v1/deployments
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -176,7 +176,9 @@ class KubeClient:
 
     # Watching
 
-    async def watch(self, resource: str, *, namespace: str | None = None, **query: Any) -> AsyncIterator[WatchEvent]:
+    async def watch(
+        self, resource: str, *, namespace: str | None = None, **query: Any
+    ) -> AsyncGenerator[WatchEvent, None]:
         """Events as they come, ERROR events too, until the server ends the watch.
 
         Raises ApiError where the server refuses to begin. Close it (`contextlib.aclosing`) to leave early.

@@ -596,7 +596,12 @@ class Event(google.protobuf.message.Message):
     @property
     def key(self) -> Global___ObjectKey: ...
     @property
-    def position(self) -> Global___Position: ...
+    def position(self) -> Global___Position:
+        """A resume point, not the object's own version: a client that has received the stream up to this event misses nothing
+        when it resumes here. It stays behind the first change that is still unsent, and is "0" before SYNCED: resuming
+        from there is a RESYNC. Acknowledge it once everything up to this event is reconciled.
+        """
+
     @property
     def traces(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TraceContext]:
         """of every change that was coalesced into this event, oldest first, at most 32"""
@@ -764,6 +769,10 @@ class Head(google.protobuf.message.Message):
     content_type: builtins.str
     source: Global___Head.Source.ValueType
     read_live: builtins.bool
+    """The next read of this key goes upstream (HttpRequest.live): no position says when the cache has caught up. After a
+    delete, a patch that removed the last finalizer, a write whose answer shows no version, and a conflict (409), which
+    says that what the writer has read is old.
+    """
     retry_after_s: builtins.int
     warning: builtins.str
     @property
@@ -977,7 +986,7 @@ class KindStats(google.protobuf.message.Message):
     events: builtins.int
     relists: builtins.int
     reason: builtins.str
-    """why this watch and not another"""
+    """why this watch and not another: the whole kind, or the scope that was asked for"""
     @property
     def resource(self) -> Global___Resource: ...
     def __init__(

@@ -139,7 +139,9 @@ class ResourceCacheStub(typing.Generic[_ResourceCacheWatchType, _ResourceCacheRe
     """The Kubernetes API, as the operator. The first message of the answer carries the head, all carry body bytes.
     gRPC errors mean that no answer of the API server exists: UNAVAILABLE (retry-after in trailing metadata
     `retry-after-ms`), DEADLINE_EXCEEDED, PERMISSION_DENIED (this host does not run the operator),
-    FAILED_PRECONDITION (another epoch is confirmed: stop the guest), RESOURCE_EXHAUSTED (too large).
+    FAILED_PRECONDITION (another epoch is confirmed: stop the guest), RESOURCE_EXHAUSTED (too large). Trailing metadata
+    `torpor-sent` = "1" says that the API server may have executed the request all the same: a POST is not to be sent
+    again then.
     """
 
     Tree: _ResourceCacheTreeType
@@ -186,7 +188,9 @@ class ResourceCacheServicer(metaclass=abc.ABCMeta):
         """The Kubernetes API, as the operator. The first message of the answer carries the head, all carry body bytes.
         gRPC errors mean that no answer of the API server exists: UNAVAILABLE (retry-after in trailing metadata
         `retry-after-ms`), DEADLINE_EXCEEDED, PERMISSION_DENIED (this host does not run the operator),
-        FAILED_PRECONDITION (another epoch is confirmed: stop the guest), RESOURCE_EXHAUSTED (too large).
+        FAILED_PRECONDITION (another epoch is confirmed: stop the guest), RESOURCE_EXHAUSTED (too large). Trailing metadata
+        `torpor-sent` = "1" says that the API server may have executed the request all the same: a POST is not to be sent
+        again then.
         """
 
     @abc.abstractmethod

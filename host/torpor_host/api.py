@@ -34,7 +34,7 @@ class Answer:
         """The body as an object; empty if it is none."""
         try:
             decoded = msgspec.json.decode(self.body)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return {}
         return decoded if isinstance(decoded, dict) else {}
 

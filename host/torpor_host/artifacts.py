@@ -13,6 +13,7 @@ what nobody has used for a week goes, longest unused first; a key's folder carri
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import hashlib
@@ -108,7 +109,9 @@ class ArtifactStore:
                 with os.fdopen(descriptor, "w+b") as file:
                     produce(file)
                     file.flush()
-                    file.truncate(max(file.tell(), os.fstat(file.fileno()).st_size))
+                    size = max(file.tell(), os.fstat(file.fileno()).st_size)
+                    file.truncate(size)
+                    _fill_holes(file.fileno(), size)
                     os.fsync(file.fileno())
                 return self._adopt(temporary, folder)
             finally:
@@ -254,6 +257,22 @@ def _refuse_foreign(folder: Path) -> None:
         raise ArtifactStoreFailed(f"{folder} belongs to user {status.st_uid}, not to this one: choose another folder")
     if status.st_mode & 0o077:
         folder.chmod(0o700)
+
+
+_TMPFS_MAGIC = 0x01021994
+
+
+def _fill_holes(descriptor: int, size: int) -> None:
+    """On a tmpfs a hole takes memory as soon as a mapping of it is read, and where none is left that is SIGBUS. Taken
+    now, it is ENOSPC."""
+    if size and _on_tmpfs(descriptor):
+        os.posix_fallocate(descriptor, 0, size)
+
+
+def _on_tmpfs(descriptor: int) -> bool:
+    """From `f_type`, the first word of a `struct statfs`, which `os.fstatvfs` leaves out."""
+    buffer = (ctypes.c_long * 64)()
+    return ctypes.CDLL(None).fstatfs(descriptor, buffer) == 0 and buffer[0] == _TMPFS_MAGIC
 
 
 def _fsync_folder(folder: Path) -> None:

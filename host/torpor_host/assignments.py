@@ -276,7 +276,7 @@ class Assignments:
                 host=str(status.get("host") or ""),
                 epoch=int(status.get("epoch") or 0),
             )
-        except (msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError) as exc:
+        except (msgspec.DecodeError, RecursionError, KeyError, TypeError, ValueError, AttributeError) as exc:
             log.warning("a WasmOperator cannot be read: %s", exc, extra={"operator": "/".join(operator_id)})
             return
         if self._seen is not None:
@@ -440,7 +440,7 @@ class Assignments:
             lease = msgspec.json.decode(event.object)
             observation = self._hosts.setdefault(host, Observation())
             observation.see(lease, self._clock.monotonic_s())
-        except (msgspec.DecodeError, TypeError, AttributeError) as exc:
+        except (msgspec.DecodeError, RecursionError, TypeError, AttributeError) as exc:
             log.warning("a Lease cannot be read: %s", exc, extra={"lease": event.key.name})
             return
         if host != self._host:

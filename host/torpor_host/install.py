@@ -58,6 +58,8 @@ class InstalledModule:
     image: Image | None
     image_refusal: str | None
     """Why it runs without an image."""
+    maps: bool
+    """Whether it exports `torpor_map`."""
     source: Artifact | None = None
     """A Python operator's content, kept for starting without an image."""
 
@@ -102,6 +104,7 @@ class _Prepared:
 
     compiled: Artifact
     image_refusal: str | None
+    maps: bool
 
 
 def _prepare(engine: GuestEngine, wasm: bytes, *, language_runtime: bool) -> _Prepared:
@@ -122,11 +125,12 @@ def _prepare(engine: GuestEngine, wasm: bytes, *, language_runtime: bool) -> _Pr
     loaded = engine.modules.acquire(compiled)
     try:
         refusal = loaded.refusal(language_runtime=language_runtime)
+        maps = loaded.has("torpor_map")
     finally:
         engine.modules.release(compiled)
     if refusal is not None:
         raise InstallRefused(refusal)
-    return _Prepared(compiled, image_refusal)
+    return _Prepared(compiled, image_refusal, maps)
 
 
 def _install_core(
@@ -137,7 +141,9 @@ def _install_core(
     key = _key(engine, b"core", sha256.encode())
 
     def installed(outcome: _Outcome) -> InstalledModule:
-        return InstalledModule(sha256, "core", source.filename, outcome.manifest, prepared.compiled, *outcome.image)
+        return InstalledModule(
+            sha256, "core", source.filename, outcome.manifest, prepared.compiled, *outcome.image, prepared.maps
+        )
 
     recorded = _recorded(engine, _IMAGES, key, None)
     if recorded is not None:
@@ -172,6 +178,7 @@ class PythonBase:
     compiled: Artifact
     image: Image | None
     image_refusal: str | None
+    maps: bool
 
 
 def python_base(engine: GuestEngine) -> PythonBase:
@@ -211,7 +218,7 @@ def _find_or_build_base(engine: GuestEngine, wasm: bytes) -> PythonBase:
     if recorded is None:
         with engine.store.lock("install", key):
             recorded = _recorded(engine, _BASES, key, None) or _build_base(engine, prepared, key, seed)
-    return PythonBase(prepared.compiled, *recorded.image)
+    return PythonBase(prepared.compiled, *recorded.image, prepared.maps)
 
 
 def _build_base(engine: GuestEngine, prepared: _Prepared, key: str, seed: bytes) -> _Outcome:
@@ -242,7 +249,9 @@ def _install_python(
     kept = engine.store.load(_SOURCES, key) or engine.store.write_bytes(_SOURCES, key, source.content)
 
     def installed(outcome: _Outcome) -> InstalledModule:
-        return InstalledModule(sha256, "python", source.filename, outcome.manifest, base.compiled, *outcome.image, kept)
+        return InstalledModule(
+            sha256, "python", source.filename, outcome.manifest, base.compiled, *outcome.image, base.maps, kept
+        )
 
     recorded = _recorded(engine, _OVERLAYS, key, base.image)
     if recorded is not None:

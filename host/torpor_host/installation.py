@@ -21,7 +21,7 @@ from torpor_host.install import Discovery, InstalledModule, ModuleSource
 from torpor_host.limits import Deadline, InstanceLimits
 from torpor_host.module_sources import ModuleContent, ModuleUnavailable
 from torpor_host.operator_record import Installation
-from torpor_host.operator_spec import Declared, InvalidSpec, Limits, MappingKind, OperatorSpec, Unsupported
+from torpor_host.operator_spec import Declared, InvalidSpec, Limits, OperatorSpec, Unsupported
 
 log = logging.getLogger(__name__)
 
@@ -80,10 +80,31 @@ class Installer:
         source = ModuleSource(_form(content, declared), content.content, content.filename)
         installed = self.install_module(source, instance_limits(declared.limits), _discovery(ask))
         spec = operator_spec.resolve(declared, installed.manifest)
-        for watch in spec.watches:
-            if watch.mapping is MappingKind.CODE:
-                raise Unsupported(f"{watch.name}.mapping.code: not built yet; use owner, label, annotation or self")
+        _check_coded(spec, installed)
         return Installation(spec, installed, _cluster_scoped(spec, ask))
+
+
+def _check_coded(spec: OperatorSpec, installed: InstalledModule) -> None:
+    """Refuses mappings in code that the module does not have, as far as it can be known before an event comes."""
+    for watch in spec.watches:
+        if not watch.coded:
+            continue
+        if not installed.maps:
+            raise InstallRefused(
+                f"{watch.name}.mapping.code: the module exports no torpor_map; export it, or map by owner, label,"
+                " annotation or self"
+            )
+        # The SDK tells its mappings apart by their place; other languages may map whatever they are asked for.
+        if installed.form == "python" and watch.name not in _mapped_by_code(installed.manifest):
+            raise InvalidSpec(
+                f"{watch.name}.mapping.code: the module has no @op.map in this place; a mapping in code keeps its place"
+                " among the module's watches"
+            )
+
+
+def _mapped_by_code(manifest: bytes) -> list[str]:
+    watches = msgspec.json.decode(manifest).get("watches", [])
+    return [f"watches/{i}" for i, watch in enumerate(watches) if watch.get("mapping", {}).get("code")]
 
 
 def instance_limits(limits: Limits) -> InstanceLimits:
@@ -126,5 +147,5 @@ def _cluster_scoped(spec: OperatorSpec, ask: Ask) -> bool:
     try:
         listed = msgspec.json.decode(answer.body)["resources"] if answer.status == 200 else []
         return any(kind["name"] == resource.resource and not kind["namespaced"] for kind in listed)
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, RecursionError, KeyError, TypeError):
         return False

@@ -1,6 +1,8 @@
 """Gets a module's bytes: from the host's module folder, a ConfigMap, or a URL.
 
 Whatever the source, the content is bounded, hashed, and compared with `spec.module.sha256` where that is given.
+A source is read when its WasmOperator is installed, never polled: a file that changes under an unchanged object is not
+noticed, so whoever replaces one also changes the object (`torpor apply` writes the sha256 into it).
 Knows nothing of engines; says only whether the bytes are a core module, a component, Python source or a zip.
 """
 
@@ -9,8 +11,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +109,9 @@ def _reason(status: int, body: bytes) -> str:
 
 
 def _from_url(url: str) -> bytes:
+    import urllib.error
+    import urllib.request  # 1 MB, and few hosts need it
+
     if urlsplit(url).scheme not in {"http", "https"}:
         raise ModuleUnavailable(f"module {url}: only http and https are understood", final=True)
     try:

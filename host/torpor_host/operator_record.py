@@ -10,13 +10,14 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
 from torpor.cache.v1 import cache_pb2
 
 from torpor_host.install import InstalledModule
 from torpor_host.known_objects import KnownSet
 from torpor_host.limits import Deadline
+from torpor_host.map_queue import MapQueue
 from torpor_host.operator_spec import MappingKind, OperatorId, OperatorSpec, WatchSpec
 from torpor_host.read_positions import ReadPositions
 from torpor_host.requests import Actor, GuestCalls
@@ -40,6 +41,8 @@ class GuestInstance(Protocol):
 
     def reconcile(self, message: bytes, *, deadline: Deadline) -> bytes: ...
 
+    def map(self, message: bytes, *, deadline: Deadline) -> bytes: ...
+
     def stop(self, reason: str) -> None: ...
 
     def private_bytes(self) -> int: ...
@@ -55,6 +58,11 @@ class Loaded:
 
     instance: GuestInstance
     calls: GuestCalls
+
+    def stop(self, reason: str) -> None:
+        """From any thread: what runs ends now, whatever it waits for."""
+        self.instance.stop(reason)
+        self.calls.stop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,7 @@ class Operator:
         "crashes",
         "epoch",
         "errors",
+        "fence_timer",
         "fenced",
         "generation",
         "gone",
@@ -103,6 +112,9 @@ class Operator:
         "last_event_unix_ns",
         "latencies",
         "latency_at",
+        "map_timer",
+        "mapper",
+        "mapping",
         "object",
         "observed_generation",
         "positions",
@@ -158,6 +170,10 @@ class Operator:
         self.running: set[Loaded] = set()
         self.turn_round = False
         self.snapshot: Expected | None = None
+        # what its code is to map
+        self.mapping: MapQueue | None = None  # only with a mapping in code
+        self.mapper: Loaded | None = None  # between two turns that follow each other
+        self.map_timer: Timer | None = None
         # when it leaves and comes
         self.costs = Costs()
         self.advice: Advice | None = None
@@ -169,6 +185,7 @@ class Operator:
         self.resync_timer: Timer | None = None
         self.retry_timer: Timer | None = None
         self.rest_timer: Timer | None = None
+        self.fence_timer: Timer | None = None
         # what has happened
         self.crashes = 0
         self.last_event_unix_ns = 0
@@ -214,11 +231,17 @@ class Operator:
         ordered = sorted(self.latencies)
         return ordered[min(int(quantile * len(ordered)), len(ordered) - 1)]
 
+    def watch_of(self, name: str) -> WatchSpec | None:
+        """The subscription of that name, as the spec that runs has it."""
+        watches = () if self.spec is None else self.spec.subscriptions
+        return next((watch for watch in watches if watch.name == name), None)
+
     # -- SubscriptionOwner -------------------------------------------------------------------------------------------
 
     def subscribe_request(self, subscription: Subscription) -> cache_pb2.Subscribe:
         assert self.spec is not None and self.actor is not None
-        watch = next(watch for watch in self.spec.subscriptions if watch.name == subscription.name)
+        watch = self.watch_of(subscription.name)
+        assert watch is not None
         return subscribe_request(watch, self.spec.primary, self.actor, cluster_scoped=self.cluster_scoped)
 
     def known_objects(self, subscription: Subscription) -> Iterable[tuple[Key, str]]:
@@ -237,7 +260,8 @@ class Operator:
         self.runtime.on_watch_error(self, subscription, status, final)
 
     def oldest_sequence(self) -> int:
-        return self.queue.oldest_sequence()
+        sequences = (self.queue.oldest_sequence(), 0 if self.mapping is None else self.mapping.oldest_sequence())
+        return min((sequence for sequence in sequences if sequence), default=0)
 
     def owned_subscriptions(self) -> Sequence[Subscription]:
         return self.subscriptions
@@ -279,7 +303,7 @@ def subscribe_request(
         field_selector=watch.field_selector,
         predicates=[_PREDICATES[predicate] for predicate in watch.predicates],
         mappings=[_mapping(watch, primary, cluster_scoped)],
-        payload=cache_pb2.PAYLOAD_KEY,
+        payload=cache_pb2.PAYLOAD_FULL if watch.coded else cache_pb2.PAYLOAD_KEY,
     )
 
 
@@ -298,5 +322,9 @@ def _mapping(watch: WatchSpec, primary: WatchSpec, cluster_scoped: bool) -> cach
                     cluster_scoped=cluster_scoped,
                 )
             )
-        case _:
+        case MappingKind.CODE:
+            return cache_pb2.Mapping(code=True)
+        case MappingKind.SELF:
             return cache_pb2.Mapping(self=True)
+        case _:
+            assert_never(watch.mapping)

@@ -91,6 +91,11 @@ class WatchSpec:
     field_selector: str = ""
     predicates: tuple[str, ...] = ()
 
+    @property
+    def coded(self) -> bool:
+        """The guest maps its events."""
+        return self.mapping is MappingKind.CODE
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -22,8 +22,9 @@ from torpor_host.hostcalls import CallResponse, KubeRequest
 from torpor_host.installation import Installer, Problem
 from torpor_host.known_objects import KnownSet, ObjectTable
 from torpor_host.limits import Deadline
+from torpor_host.mappings import Mappings, MapReport
 from torpor_host.operator_record import Installation, Operator
-from torpor_host.operator_spec import OperatorId, OperatorSpec, UnloadPolicy
+from torpor_host.operator_spec import OperatorId, OperatorSpec, UnloadPolicy, WatchSpec
 from torpor_host.read_positions import ReadPositions
 from torpor_host.reconciler import Reconciler, TurnReport, UnloadReport
 from torpor_host.requests import Actor, CacheRequests
@@ -123,6 +124,7 @@ class Operators:
         self._in_memory: dict[Operator, None] = {}  # least recently used first
         self._queue_lock = threading.Lock()
         self._draining = False
+        self.mappings = Mappings(workers=workers, timers=timers, clock=clock, lock=self._queue_lock, owner=self)
 
     # -- what others ask ---------------------------------------------------------------------------------------------
 
@@ -138,7 +140,7 @@ class Operators:
     @property
     def used_bytes(self) -> int:
         """What loaded guests hold privately, as last measured."""
-        return sum(self.private_bytes(operator) for operator in self._in_memory)
+        return sum(self.private_bytes(operator) for operator in {*self._in_memory, *self.mappings.instances})
 
     @staticmethod
     def private_bytes(operator: Operator) -> int:
@@ -203,11 +205,13 @@ class Operators:
             operator.resync_timer,
             operator.retry_timer,
             operator.rest_timer,
+            operator.fence_timer,
         ):
             self._timers.cancel(timer)
         operator.queue.pause()
         operator.queue.clear()
         operator.known.clear()
+        self.mappings.dropped(operator)
         self._leaving.add(operator)
         self.stop_guests(operator, reason)
         self._apply(operator, Hold())
@@ -222,7 +226,7 @@ class Operators:
     @staticmethod
     def stop_guests(operator: Operator, reason: str) -> None:
         for loaded in list(operator.running):
-            loaded.instance.stop(reason)
+            loaded.stop(reason)
 
     def forget_logs(self, operator_id: OperatorId) -> None:
         """The WasmOperator was deleted."""
@@ -233,13 +237,16 @@ class Operators:
         self._draining = True
         for operator in self.all():
             operator.queue.pause()
+            self.mappings.hold(operator)
             self._apply(operator, Hold())
 
     @property
     def moving(self) -> int:
         """Operators with a worker in flight."""
         everyone = (*self._operators.values(), *self._leaving)
-        return sum(1 for o in everyone if o.residency.turns or o.residency.phase is Phase.UNLOADING)
+        return sum(
+            1 for o in everyone if o.residency.turns or o.residency.phase is Phase.UNLOADING or self.mappings.busy(o)
+        )
 
     # -- installing --------------------------------------------------------------------------------------------------
 
@@ -274,8 +281,9 @@ class Operators:
         operator.replacement = outcome
         if operator.spec is not None and not operator.residency.held:
             operator.queue.pause()
+            self.mappings.hold(operator)
             self._apply(operator, Hold())
-        elif operator.residency.phase is Phase.COLD:
+        elif operator.residency.phase is Phase.COLD and not self.mappings.busy(operator):
             self._replace(operator)
 
     def _install_failed(self, operator: Operator, problem: Problem) -> None:
@@ -344,6 +352,7 @@ class Operators:
         for subscription in present.values():
             self._subscriber.unsubscribe(subscription)
         operator.subscriptions = tuple(kept)
+        self.mappings.replaced(operator, spec, {subscription.name for subscription in kept})
         if wanted:
             self._condition(operator, "Watching", "Unknown", "Starting", "the first snapshot is under way")
         for watch in wanted:
@@ -363,19 +372,21 @@ class Operators:
                 operator.known.discard(key)
             else:
                 operator.known.add(key, event.uid)
+        watch = operator.watch_of(subscription.name)
         if deleted or event.type == Event.ADDED:
-            self._deletion_seen(operator, subscription, key)
+            self._deletion_seen(operator, watch, key)
         # What the snapshot shows was not just changed: it may wait behind what was.
         snapshot = not subscription.progress.synced and not event.received_unix_ns
-        traces = tuple(trace.traceparent for trace in event.traces if trace.traceparent)
+        cause = Cause.START if snapshot else Cause.WATCH
         operator.last_event_unix_ns = self._clock.unix_ns()
-        self._mark(operator, keys, Cause.START if snapshot else Cause.WATCH, sequence, traces)
-        if keys:
-            self.work_arrived(operator)
+        if watch is not None and watch.coded:
+            self.mappings.event(operator, watch.name, event, cause, sequence)
+        else:
+            traces = tuple(trace.traceparent for trace in event.traces if trace.traceparent)
+            self.mark(operator, keys, cause, sequence, traces)
 
-    def _deletion_seen(self, operator: Operator, subscription: Subscription, key: Key) -> None:
-        assert operator.spec is not None
-        watch = next((w for w in operator.spec.subscriptions if w.name == subscription.name), None)
+    @staticmethod
+    def _deletion_seen(operator: Operator, watch: WatchSpec | None, key: Key) -> None:
         if watch is not None:
             resource = watch.resource
             operator.positions.deletion_seen(resource.group, resource.resource, key.namespace, key.name)
@@ -394,9 +405,7 @@ class Operators:
         keys = operator.known.keys()
         if subscription.name == "for":
             operator.stale = set(keys)
-        self._mark(operator, keys, Cause.RESYNC, sequence)
-        if keys:
-            self.work_arrived(operator)
+        self.mark(operator, keys, Cause.RESYNC, sequence)
 
     def on_watch_error(self, operator: Operator, subscription: Subscription, status: bytes, final: bool) -> None:
         reason, message = describe_status(status)
@@ -405,6 +414,14 @@ class Operators:
             operator, "Watching", "False", reason, watch if final else f"{watch} (the cache goes on trying)"
         )
         self._judge(operator)
+
+    def mark(
+        self, operator: Operator, keys: Collection[Key], cause: Cause, sequence: int, traces: tuple[str, ...] = ()
+    ) -> None:
+        """Makes the keys dirty, and wakes the operator for them."""
+        self._mark(operator, keys, cause, sequence, traces)
+        if keys:
+            self.work_arrived(operator)
 
     def _mark(
         self, operator: Operator, keys: Iterable[Key], cause: Cause, sequence: int, traces: tuple[str, ...] = ()
@@ -560,8 +577,10 @@ class Operators:
                 self._apply(operator, UnloadDue())
 
     def _out_of_memory(self, operator: Operator) -> None:
-        """HELD: nothing of it is in memory."""
+        """HELD: nothing of it is in memory, unless a mapping still ends."""
         self._timers.cancel(operator.rest_timer)
+        if self.mappings.busy(operator):
+            return
         if operator.gone:
             self._leaving.discard(operator)
             if operator.snapshot is not None:
@@ -589,7 +608,7 @@ class Operators:
         else:
             if operator.refusal() and not operator.gone:
                 # Its keys went back: taking them again at once would spin until the fence is settled.
-                self._timers.after(0.1, self._after_fence, operator)
+                self._look_after_fence(operator, 0.1)
                 self._apply(operator, TurnEnded(work_left=False, loaded=loaded))
             else:
                 self._apply(operator, TurnEnded(work_left=operator.queue.ready, loaded=loaded))
@@ -602,11 +621,34 @@ class Operators:
             observer.changed(operator, urgent=report.errors > 0)
             observer.idle(operator)
 
+    def mapping_ended(self, operator: Operator, report: MapReport) -> None:
+        """A worker is done with its mappings; the keys that came out are in the queue."""
+        operator.errors += report.errors
+        if report.last_error:
+            operator.last_error = report.last_error
+        if report.load_s:
+            operator.wakes += 1
+            operator.costs = operator.costs.measured(load_s=report.load_s)
+        if operator.residency.held and operator.residency.phase is Phase.COLD:
+            self._out_of_memory(operator)
+        if operator.gone:
+            return
+        if report.image_lost and operator.object is None:
+            self._install_anew(operator)
+        self._subscriber.progressed(operator)
+        for observer in self.observers:
+            observer.changed(operator, urgent=report.errors > 0)
+
+    def _look_after_fence(self, operator: Operator, delay_s: float) -> None:
+        """One timer an operator, however many events arrive meanwhile."""
+        if operator.fence_timer is None or not operator.fence_timer.pending:
+            operator.fence_timer = self._timers.after(delay_s, self._after_fence, operator)
+
     def _after_fence(self, operator: Operator) -> None:
         if operator.gone:
             return
         if operator.refusal():
-            self._timers.after(0.5, self._after_fence, operator)
+            self._look_after_fence(operator, 0.5)
         elif operator.queue.ready:
             self._apply(operator, WorkArrived())
 

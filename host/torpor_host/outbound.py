@@ -20,6 +20,7 @@ from urllib.parse import SplitResult, urlsplit
 from torpor_services.errors import one_line
 
 from torpor_host.hostcalls import CallError, FetchRequest, FetchResponse
+from torpor_host.in_flight import InFlight
 from torpor_host.limits import Deadline
 from torpor_host.timers import Timers
 
@@ -49,18 +50,21 @@ class Outbound:
         allowed: Sequence[str],
         headers: Sequence[tuple[str, str]],
         deadline: Deadline,
+        in_flight: InFlight | None = None,
     ) -> FetchResponse:
-        """The answer, or why there is none. Blocks to the deadline at most (name resolution may exceed it)."""
+        """The answer, or why there is none. Blocks to the deadline at most (name resolution may exceed it), and once
+        connected not beyond `in_flight.stop()`."""
+        in_flight = in_flight or InFlight()
         try:
             url = _checked(request, allowed)
             address = _resolve(url, allowed)
-            return self._exchange(request, url, address, headers, deadline)
+            return self._exchange(request, url, address, headers, deadline, in_flight)
         except _Refused as exc:
             return FetchResponse.failed(exc.error, str(exc))
-        except TimeoutError:
-            return FetchResponse.failed(CallError.DEADLINE, f"no answer of {_place(request.url)} in time")
         except (OSError, http.client.HTTPException) as exc:
-            if deadline.passed:
+            if in_flight.stopped():
+                return FetchResponse.failed(CallError.FENCED, "the guest is stopped; the request may have arrived")
+            if deadline.passed or isinstance(exc, TimeoutError):
                 return FetchResponse.failed(CallError.DEADLINE, f"no answer of {_place(request.url)} in time")
             return FetchResponse.failed(CallError.UNAVAILABLE, f"{_place(request.url)}: {one_line(exc)}")
         except ValueError as exc:
@@ -73,30 +77,48 @@ class Outbound:
         address: tuple[str, int],
         headers: Sequence[tuple[str, str]],
         deadline: Deadline,
+        in_flight: InFlight,
     ) -> FetchResponse:
         connection = _connection(url, address, max(deadline.remaining_s(), 0.001))
         connection.connect()
-        assert connection.sock is not None
-        timer = self._timers.after(deadline.remaining_s(), _cut, connection.sock) if self._timers else None
+        sock = connection.sock
+        assert sock is not None
+        timer = self._timers.after(deadline.remaining_s(), _cut, sock) if self._timers else None
         try:
-            target = url._replace(scheme="", netloc="", fragment="").geturl() or "/"
-            connection.putrequest(request.method.upper(), target, skip_accept_encoding=True)
-            for name, value in (*_kept(request.headers), *headers):
-                connection.putheader(name, value)
-            if request.body or request.method.upper() in {"POST", "PUT", "PATCH"}:
-                connection.putheader("Content-Length", str(len(request.body)))
-            connection.putheader("Connection", "close")
-            connection.endheaders(request.body or None)
-            connection.sock.settimeout(max(deadline.remaining_s(), 0.001))
-            answer = connection.getresponse()
-            body = answer.read(RESPONSE_BYTES_MAX + 1)
-            if len(body) > RESPONSE_BYTES_MAX:
-                raise _Refused(CallError.TOO_LARGE, f"the answer is larger than {RESPONSE_BYTES_MAX >> 20} MiB")
-            return FetchResponse(status=answer.status, headers=tuple(answer.getheaders()), body=body)
+            with in_flight.waiting(lambda: _cut(sock)):
+                answer = self._ask(connection, request, url, headers, deadline)
+            # A connection that was cut may look like the end of an answer.
+            if in_flight.stopped() or deadline.passed:
+                raise TimeoutError
+            return answer
         finally:
             if self._timers:
                 self._timers.cancel(timer)
             connection.close()
+
+    @staticmethod
+    def _ask(
+        connection: http.client.HTTPConnection,
+        request: FetchRequest,
+        url: SplitResult,
+        headers: Sequence[tuple[str, str]],
+        deadline: Deadline,
+    ) -> FetchResponse:
+        target = url._replace(scheme="", netloc="", fragment="").geturl() or "/"
+        connection.putrequest(request.method.upper(), target, skip_accept_encoding=True)
+        for name, value in (*_kept(request.headers), *headers):
+            connection.putheader(name, value)
+        if request.body or request.method.upper() in {"POST", "PUT", "PATCH"}:
+            connection.putheader("Content-Length", str(len(request.body)))
+        connection.putheader("Connection", "close")
+        connection.endheaders(request.body or None)
+        assert connection.sock is not None
+        connection.sock.settimeout(max(deadline.remaining_s(), 0.001))
+        answer = connection.getresponse()
+        body = answer.read(RESPONSE_BYTES_MAX + 1)
+        if len(body) > RESPONSE_BYTES_MAX:
+            raise _Refused(CallError.TOO_LARGE, f"the answer is larger than {RESPONSE_BYTES_MAX >> 20} MiB")
+        return FetchResponse(status=answer.status, headers=tuple(answer.getheaders()), body=body)
 
 
 def allows(allowed: Iterable[str], host: str, port: int) -> bool:

@@ -180,9 +180,14 @@ class Reconciler:
             work.key.namespace, work.key.name, work.pending.cause.value, work.attempt, trace
         ).encode()
         error = ""
+        began_s, allowed_s = self._clock.monotonic_s(), operator.spec.limits.deadline_s
         try:
-            raw = loaded.instance.reconcile(message, deadline=Deadline.after(operator.spec.limits.deadline_s))
-            error = self._conclude(operator, work, abi.decode_reconcile_result(raw), report)
+            raw = loaded.instance.reconcile(message, deadline=Deadline.after(allowed_s))
+            result = abi.decode_reconcile_result(raw)
+            if self._clock.monotonic_s() - began_s >= allowed_s and not isinstance(result, abi.ReconcileFailed):
+                # A sleep that its deadline has cut short looks to the guest as if it had run out.
+                result = abi.ReconcileFailed(f"it took until its deadline, limits.deadline of {allowed_s:g} s")
+            error = self._conclude(operator, work, result, report)
         except GuestStopped:
             operator.queue.give_back(work)
             span.fail("stopped")

@@ -8,7 +8,6 @@ the method.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from torpor_host.api_path import ApiPath
 from torpor_host.config import WRITE_DEADLINE_S
 from torpor_host.guest_logs import GuestLogs
 from torpor_host.hostcalls import CallError, CallResponse, FetchRequest, FetchResponse, KubeRequest, TreeRequest
+from torpor_host.in_flight import InFlight
 from torpor_host.limits import Deadline
 from torpor_host.operator_spec import InvalidSpec, OperatorId, ResourceRef
 from torpor_host.outbound import Outbound
@@ -37,6 +37,7 @@ _READS = frozenset({"GET", "HEAD"})
 _RETRY_S = (0.05, 1.0)
 # A cache that has not yet read the assignment this host has just written refuses it; its watch is never that late.
 _ASSIGNMENT_S_MAX = 3.0
+_STOPPED = "the guest is stopped; whether a write that was under way was made is not known"
 
 
 class Fence(Protocol):
@@ -72,7 +73,7 @@ class CacheRequests:
         clock: Clock,
         *,
         metadata: Sequence[tuple[str, str]] = (),
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[InFlight, float], None] = InFlight.sleep,
     ) -> None:
         self._stub = cache_pb2_grpc.ResourceCacheStub(channel)
         self._clock = clock
@@ -80,9 +81,18 @@ class CacheRequests:
         self._sleep = sleep
 
     def request(
-        self, actor: Actor, positions: ReadPositions, fence: Fence, request: KubeRequest, deadline: Deadline, trace: str
+        self,
+        actor: Actor,
+        positions: ReadPositions,
+        fence: Fence,
+        request: KubeRequest,
+        deadline: Deadline,
+        trace: str,
+        in_flight: InFlight | None = None,
     ) -> CallResponse:
-        """The API server's answer, or why there is none. Blocks to the deadline at most."""
+        """The API server's answer, or why there is none. Blocks to the deadline at most, and not beyond
+        `in_flight.stop()`: whether a write that waited then was made is not known."""
+        in_flight = in_flight or InFlight()
         method = request.method.upper()
         problem = _problem(method, request.path)
         if problem is not None:
@@ -105,17 +115,24 @@ class CacheRequests:
                 message.minimum.append(minimum)
 
         def call(timeout_s: float) -> CallResponse:
-            head, body = self._stream(message, timeout_s if reads else min(timeout_s, WRITE_DEADLINE_S))
+            head, body = self._stream(message, timeout_s if reads else min(timeout_s, WRITE_DEADLINE_S), in_flight)
             if path is not None:
                 self._learn(positions, path, message, head)
             return CallResponse(status=head.status, content_type=head.content_type, body=body)
 
-        return self._try(call, fence, deadline, repeatable=reads)
+        return self._try(call, fence, deadline, in_flight, repeatable=reads)
 
     def tree(
-        self, actor: Actor, positions: ReadPositions, fence: Fence, request: TreeRequest, deadline: Deadline
+        self,
+        actor: Actor,
+        positions: ReadPositions,
+        fence: Fence,
+        request: TreeRequest,
+        deadline: Deadline,
+        in_flight: InFlight | None = None,
     ) -> CallResponse:
         """A primary and what it owns, as JSON `{"primary": …, "nodes": […], "kinds": […]}`."""
+        in_flight = in_flight or InFlight()
         try:
             resource = ResourceRef.parse(request.resource, "kube_tree")
         except InvalidSpec as exc:
@@ -128,13 +145,22 @@ class CacheRequests:
         )
 
         def call(timeout_s: float) -> CallResponse:
-            answer = self._stub.Tree(message, timeout=timeout_s, metadata=self._metadata)
+            answering: Any = self._stub.Tree.future(message, timeout=timeout_s, metadata=self._metadata)
+            with in_flight.waiting(answering.cancel):
+                answer = answering.result()
             return CallResponse(status=200, content_type="application/json", body=_tree_json(answer))
 
-        return self._try(call, fence, deadline, repeatable=True)
+        return self._try(call, fence, deadline, in_flight, repeatable=True)
 
-    def _stream(self, message: cache_pb2.HttpRequest, timeout_s: float) -> tuple[cache_pb2.Head, bytes]:
+    def _stream(
+        self, message: cache_pb2.HttpRequest, timeout_s: float, in_flight: InFlight
+    ) -> tuple[cache_pb2.Head, bytes]:
         answer: Any = self._stub.Request(message, timeout=timeout_s, metadata=self._metadata)
+        with in_flight.waiting(answer.cancel):
+            return self._collect(answer)
+
+    @staticmethod
+    def _collect(answer: Any) -> tuple[cache_pb2.Head, bytes]:
         head: cache_pb2.Head | None = None
         parts: list[bytes] = []
         length = 0
@@ -165,32 +191,42 @@ class CacheRequests:
             positions.deleted(path, self._clock.monotonic_s())
 
     def _try(
-        self, call: Callable[[float], CallResponse], fence: Fence, deadline: Deadline, *, repeatable: bool
+        self,
+        call: Callable[[float], CallResponse],
+        fence: Fence,
+        deadline: Deadline,
+        in_flight: InFlight,
+        *,
+        repeatable: bool,
     ) -> CallResponse:
         first_s, longest_s = _RETRY_S
         delay_s = first_s
         assignment_by = deadline.within(_ASSIGNMENT_S_MAX)
         while True:
             refusal = fence.refusal()
-            if refusal:
-                return CallResponse.failed(CallError.FENCED, refusal)
+            if refusal or in_flight.stopped():
+                return CallResponse.failed(CallError.FENCED, refusal or _STOPPED)
             if deadline.passed:
                 return CallResponse.failed(CallError.DEADLINE, "the deadline has passed")
             try:
                 return call(max(deadline.remaining_s(), 0.001))
             except _TooLarge as exc:
                 return CallResponse.failed(CallError.TOO_LARGE, str(exc))
+            except grpc.FutureCancelledError:
+                code, details, hint_s = grpc.StatusCode.CANCELLED, "", None
             except _NoAnswer as exc:
                 code, details, hint_s = grpc.StatusCode.UNAVAILABLE, str(exc), None
             except grpc.RpcError as exc:
                 code, details, hint_s = _code(exc), _details(exc), _retry_after_s(exc)
+            if in_flight.stopped():
+                return CallResponse.failed(CallError.FENCED, fence.refusal() or _STOPPED)
             again = code is grpc.StatusCode.UNAVAILABLE and repeatable
             if code is grpc.StatusCode.PERMISSION_DENIED:
                 again = not assignment_by.passed
             wait_s = hint_s if hint_s is not None else delay_s
             if not again or wait_s >= deadline.remaining_s():
                 return self._failed(code, details, deadline, fence)
-            self._sleep(wait_s)
+            self._sleep(in_flight, wait_s)
             delay_s = min(delay_s * 2, longest_s)
 
     @staticmethod
@@ -221,6 +257,7 @@ class GuestCalls:
         "_actor",
         "_blocking",
         "_fence",
+        "_in_flight",
         "_logs",
         "_outbound",
         "_positions",
@@ -248,7 +285,12 @@ class GuestCalls:
         self._logs = logs
         self._blocking = blocking
         self._reconcile = ""
+        self._in_flight = InFlight()
         self.trace = ""
+
+    def stop(self) -> None:
+        """From any thread: the call that waits answers `fenced` now, and so does each further one."""
+        self._in_flight.stop()
 
     def begin(self, reconcile: str, trace: str) -> None:
         """The calls that follow belong to this reconcile and to this span."""
@@ -258,19 +300,25 @@ class GuestCalls:
         name = f"kube {request.method.upper()[:8]}"
         with telemetry.span(name, parent=self.trace, attributes={"url.path": request.path[:500]}) as span:
             answer = self._requests.request(
-                self._actor, self._positions, self._fence, request, deadline, span.traceparent or self.trace
+                self._actor,
+                self._positions,
+                self._fence,
+                request,
+                deadline,
+                span.traceparent or self.trace,
+                self._in_flight,
             )
             _describe(span, answer.status, answer.error)
             return answer
 
     def kube_tree(self, request: TreeRequest, deadline: Deadline) -> CallResponse:
         with telemetry.span("kube tree", parent=self.trace, attributes={"k8s.resource": request.resource}) as span:
-            answer = self._requests.tree(self._actor, self._positions, self._fence, request, deadline)
+            answer = self._requests.tree(self._actor, self._positions, self._fence, request, deadline, self._in_flight)
             _describe(span, answer.status, answer.error)
             return answer
 
     def http_fetch(self, request: FetchRequest, deadline: Deadline) -> FetchResponse:
-        refusal = self._fence.refusal()
+        refusal = self._fence.refusal() or (_STOPPED if self._in_flight.stopped() else "")
         if refusal:
             return FetchResponse.failed(CallError.FENCED, refusal)
         with telemetry.span("http fetch", parent=self.trace, attributes={"http.method": request.method}) as span:
@@ -280,7 +328,7 @@ class GuestCalls:
                 ("Torpor-Reconcile", self._reconcile),
                 *((("traceparent", span.traceparent),) if span.traceparent else ()),
             )
-            answer = self._outbound.fetch(request, self._actor.outbound_hosts, headers, deadline)
+            answer = self._outbound.fetch(request, self._actor.outbound_hosts, headers, deadline, self._in_flight)
             _describe(span, answer.status, answer.error)
             return answer
 

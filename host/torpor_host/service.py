@@ -38,6 +38,7 @@ from torpor_host.install import Discovery, InstalledModule, ModuleSource, instal
 from torpor_host.installation import Installer, instance_limits
 from torpor_host.lease import HostLease, StateFolder
 from torpor_host.limits import InstanceLimits
+from torpor_host.mappings import Mapper
 from torpor_host.native import trim_heap
 from torpor_host.operator_record import Loaded, Operator
 from torpor_host.operators import Operators
@@ -158,8 +159,10 @@ async def _assemble(config: HostConfig, clock: Clock, state: StateFolder, stack:
         lease_refusal=lease.refusal,
         memory_budget_bytes=config.guests.memory_budget,
     )
+    load = _Loader(engine, requests, Outbound(timers), logs, workers)
+    operators.mappings.mapper = Mapper(load=load, workers=workers, clock=clock, post=post)
     operators.reconciler = Reconciler(
-        load=_Loader(engine, requests, Outbound(timers), logs, workers),
+        load=load,
         workers=workers,
         clock=clock,
         post=post,

@@ -192,7 +192,7 @@ class HostServicer(host_pb2_grpc.HostServicer):
             errors=operator.errors,
             last_error=operator.last_error,
             private_bytes=self._operators.private_bytes(operator) if loaded else 0,
-            queued=operator.queue.queued,
+            queued=operator.queue.queued + (0 if operator.mapping is None else len(operator.mapping)),
             running=operator.queue.running,
             wake_p50_s=operator.latency(0.5),
             wake_p99_s=operator.latency(0.99),

@@ -340,5 +340,5 @@ def describe_status(status: bytes) -> tuple[str, str]:
     try:
         decoded = msgspec.json.decode(status)
         return str(decoded.get("reason") or decoded.get("code") or "Failed"), str(decoded.get("message") or "")
-    except (msgspec.DecodeError, AttributeError) as exc:
+    except (msgspec.DecodeError, RecursionError, AttributeError) as exc:
         return "Failed", f"the cache sent no readable status: {one_line(exc)}"

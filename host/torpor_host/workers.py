@@ -43,6 +43,7 @@ class Workers:
         self._returning = 0
         self._idle = 0
         self._notified = 0
+        self._arriving = 0  # threads that were started and have not looked for a job yet
         self._threads = 0
         self._started = 0
         self._closed = False
@@ -107,7 +108,7 @@ class Workers:
             return
         if self._returning:
             self._slot_free.notify()
-        elif self._jobs:
+        elif self._notified + self._arriving < min(self._free, len(self._jobs)):
             if self._idle > self._notified:
                 self._notified += 1
                 self._work.notify()
@@ -116,6 +117,7 @@ class Workers:
 
     def _start_thread(self) -> None:
         self._threads += 1
+        self._arriving += 1
         self._started += 1
         thread = threading.Thread(target=self._run, name=f"{self._name}-{self._started}", daemon=True)
         before = threading.stack_size(STACK_BYTES)
@@ -123,6 +125,7 @@ class Workers:
             thread.start()
         except RuntimeError:
             self._threads -= 1
+            self._arriving -= 1
             if not self._threads:
                 raise
             log.exception("no further worker thread can be started")
@@ -149,6 +152,7 @@ class Workers:
 
     def _run(self) -> None:
         self._lock.acquire()
+        self._arriving -= 1
         try:
             while (job := self._next_job()) is not None:
                 self._lock.release()

@@ -3,12 +3,14 @@
 import errno
 import multiprocessing
 import os
+import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
+from torpor_host import artifacts
 from torpor_host.artifacts import ArtifactStore, ArtifactStoreFailed
 
 KEY = "ab" * 32
@@ -208,3 +210,32 @@ def test_secret_is_random_per_installation_and_stays(tmp_path: Path):
     assert len(one) == 32
     assert ArtifactStore(tmp_path / "one").secret("hash-seed") == one
     assert ArtifactStore(tmp_path / "two").secret("hash-seed") != one
+
+
+def sparse(file: BinaryIO) -> None:
+    file.seek(8 << 20)
+    file.write(b"end")
+
+
+def test_on_a_tmpfs_holes_take_their_memory_at_once(artifact_store: ArtifactStore, monkeypatch: pytest.MonkeyPatch):
+    assert artifact_store.write("images", KEY, sparse).path.stat().st_blocks * 512 < 1 << 20
+    monkeypatch.setattr(artifacts, "_on_tmpfs", lambda descriptor: True)
+    assert artifact_store.write("images", "cd" * 32, sparse).path.stat().st_blocks * 512 >= 8 << 20
+
+
+def test_a_tmpfs_without_room_for_the_holes_is_full(artifact_store: ArtifactStore, monkeypatch: pytest.MonkeyPatch):
+    def full(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(artifacts, "_on_tmpfs", lambda descriptor: True)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ArtifactStoreFailed, match="no space left"):
+        artifact_store.write("images", KEY, sparse)
+    assert artifact_store.find("images", KEY) is None
+
+
+def test_a_tmpfs_is_known_as_one():
+    with tempfile.TemporaryFile(dir="/dev/shm") as file:
+        assert artifacts._on_tmpfs(file.fileno())
+    with Path("/proc/self/status").open("rb") as other:
+        assert not artifacts._on_tmpfs(other.fileno())

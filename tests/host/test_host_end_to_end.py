@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,6 +18,7 @@ import grpc
 import grpc.aio
 import pytest
 import pytest_asyncio
+import yaml
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -25,7 +28,11 @@ from torpor_cache.apiserver import Credentials
 from torpor_cache.config import CacheConfig
 from torpor_cache.service import running as running_cache
 from torpor_devcluster import Config, DevCluster
+from torpor_host.artifacts import ArtifactStore
 from torpor_host.config import GuestConfig, HostConfig, LeaseConfig
+from torpor_host.engine import GuestEngine
+from torpor_host.engine_config import EngineConfig
+from torpor_host.install import python_base
 from torpor_host.residency import Phase
 from torpor_host.service import Host, running_host
 from torpor_host.testing import c_guest
@@ -35,6 +42,7 @@ from torpor_scheduler.service import running as running_scheduler
 from torpor_services import crd, telemetry
 
 WAIT_S = 20.0
+ROOT = Path(__file__).parents[2]
 
 # Marks each ConfigMap it is woken for with an annotation; a ConfigMap named "trap…" traps, "again…" asks to come back.
 MARKER = r"""
@@ -159,6 +167,7 @@ PLURALS = {
     "ServiceAccount": "serviceaccounts",
     "Namespace": "namespaces",
     "WasmOperator": "wasmoperators",
+    "Secret": "secrets",
     "ClusterRole": "clusterroles",
     "ClusterRoleBinding": "clusterrolebindings",
     "CustomResourceDefinition": "customresourcedefinitions",
@@ -234,14 +243,14 @@ async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
                 yield mesh
 
 
-async def eventually(check: Callable[[], Awaitable[Any]], what: str) -> Any:
-    """Polls the API server from outside, as a user would; fails after WAIT_S."""
-    deadline = asyncio.get_running_loop().time() + WAIT_S
+async def eventually(check: Callable[[], Awaitable[Any]], what: str, *, timeout_s: float = WAIT_S) -> Any:
+    """Polls the API server from outside, as a user would; fails after `timeout_s`."""
+    deadline = asyncio.get_running_loop().time() + timeout_s
     while True:
         found = await check()
         if found:
             return found
-        assert asyncio.get_running_loop().time() < deadline, f"not in {WAIT_S} s: {what}"
+        assert asyncio.get_running_loop().time() < deadline, f"not in {timeout_s} s: {what}"
         await asyncio.sleep(0.005)
 
 
@@ -253,7 +262,9 @@ async def seen(mesh: Mesh, obj: dict[str, Any]) -> None:
     await eventually(marked, f"{obj['metadata']['name']} is marked")
 
 
-async def condition(mesh: Mesh, obj: dict[str, Any], name: str, status: str) -> dict[str, Any]:
+async def condition(
+    mesh: Mesh, obj: dict[str, Any], name: str, status: str, *, timeout_s: float = WAIT_S
+) -> dict[str, Any]:
     async def found() -> dict[str, Any] | None:
         now = await mesh.get(obj) or {}
         for each in now.get("status", {}).get("conditions", []):
@@ -262,7 +273,9 @@ async def condition(mesh: Mesh, obj: dict[str, Any], name: str, status: str) -> 
                 return result
         return None
 
-    result: dict[str, Any] = await eventually(found, f"{obj['metadata']['name']} has {name}={status}")
+    result: dict[str, Any] = await eventually(
+        found, f"{obj['metadata']['name']} has {name}={status}", timeout_s=timeout_s
+    )
     return result
 
 
@@ -330,7 +343,7 @@ async def test_a_bad_operator_says_what_is_wrong_and_disturbs_no_other(mesh: Mes
         "coded": (
             operator("coded", watches=[{"resource": "v1/secrets", "mapping": {"code": True}}]),
             "Installed",
-            "Unsupported",
+            "ModuleRefused",
         ),
         "nobody": (operator("nobody", serviceAccountName="nobody"), "Installed", "InstallFailed"),
         "forbidden": (operator("forbidden", owns=[{"resource": "v1/secrets"}]), "Watching", "Forbidden"),
@@ -442,6 +455,125 @@ async def test_without_its_lease_a_host_stops_and_claims_anew_when_it_is_regaine
             return any(o.epoch >= 2 for o in host.operators.all())
 
         await eventually(claimed, "it is claimed at a new epoch")
+
+
+@pytest.fixture(scope="module")
+def python_runtime() -> Path:
+    """CPython as a core module, built now if it is not there yet."""
+    build = ROOT / "sdk" / "python" / "runtime" / "build.py"
+    done = subprocess.run([sys.executable, build], capture_output=True, text=True, check=True)
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture(scope="module")
+def python_artifacts(python_runtime: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store in which the interpreter is compiled, which takes seconds, and a minute on a loaded machine."""
+    root = tmp_path_factory.mktemp("python") / "artifacts"
+    engine = GuestEngine(EngineConfig(python_runtime=python_runtime), ArtifactStore(root))
+    try:
+        python_base(engine)
+    finally:
+        engine.close()
+    return root
+
+
+@pytest.fixture
+def python_guests(mesh: Mesh, python_runtime: Path, python_artifacts: Path) -> GuestConfig:
+    state = mesh.folder / "host-0"
+    state.mkdir(mode=0o700)
+    shutil.copytree(python_artifacts, state / "artifacts")
+    return GuestConfig(state_dir=state, modules_dir=mesh.folder / "modules", python_runtime=python_runtime, workers=4)
+
+
+POINTED = """
+from torpor_sdk import Operator, Watch, log
+
+op = Operator(for_=Watch("v1/configmaps", labels={"watched": "yes"}))
+
+@op.map("v1/configmaps", labels={"pointer": "yes"})
+def pointed(event, kube):
+    log.info("mapped %s %s", event.type, event.object.name)
+    if event.object["data"]["to"] == "nowhere":
+        raise RuntimeError("this cannot be mapped")
+    return [(each.namespace, each["data"]["to"]) for each in (event.object, event.old) if each]
+
+@op.reconcile
+def reconcile(request, kube):
+    log.info("reconciled %s %s", request.name, request.cause)
+"""
+
+
+@pytest.mark.timeout(1200)  # the runtime may have to be built
+async def test_a_mapping_in_code_wakes_a_sleeping_operator_for_old_and_new_keys(
+    mesh: Mesh, python_guests: GuestConfig
+) -> None:
+    (mesh.folder / "modules" / "pointed.py").write_text(POINTED)
+    pointer = config_map("pointer", to="one")
+    pointer["metadata"]["labels"] = {"pointer": "yes"}
+    pointed = operator("pointed", module={"file": "pointed.py"})
+    del pointed["spec"]["for"]
+    for obj in (pointed, config_map("one"), config_map("two")):
+        await mesh.create(obj)
+    async with mesh.host(guests=python_guests) as host:
+
+        async def lines(*wanted: str) -> None:
+            """What the guest has logged since the last time, once all of it is there and it sleeps."""
+
+            async def told() -> bool:
+                return set(wanted) <= {line.text for line in host.logs.tail(None)}
+
+            await eventually(told, ", ".join(wanted))
+            await asleep(host, "pointed")
+            host.logs.forget(host.operators.all()[0].id)
+
+        await condition(mesh, pointed, "Ready", "True", timeout_s=120.0)
+        await lines("reconciled one start", "reconciled two start")
+        await mesh.create(pointer)
+        await lines("mapped ADDED pointer", "reconciled one watch")
+        await mesh.patch(pointer, {"data": {"to": "two"}})
+        await lines("mapped MODIFIED pointer", "reconciled one watch", "reconciled two watch")
+        await mesh.delete(pointer)
+        await lines("mapped DELETED pointer", "reconciled two watch")
+        assert not any("reconciled one" in line.text for line in host.logs.tail(None))
+        await mesh.create({**pointer, "data": {"to": "nowhere"}})
+        await lines("mapped ADDED pointer", "reconciled one resync", "reconciled two resync")
+
+        async def said() -> bool:
+            found = await mesh.get(pointed) or {}
+            return "this cannot be mapped" in found.get("status", {}).get("lastError", "")
+
+        await eventually(said, "the error is in the status")
+        assert host.operators.all()[0].mapping is not None
+        assert host.operators.used_bytes == 0 and host.operators.mappings.memory.held_bytes == 0
+
+
+@pytest.mark.timeout(1200)
+async def test_the_replicator_serves_a_namespace_that_comes_later(mesh: Mesh, python_guests: GuestConfig) -> None:
+    example = ROOT / "examples" / "replicator"
+    shutil.copytree(example, mesh.folder / "modules" / "replicator")
+    await mesh.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "replicator"}})
+    for file in ("wasmoperator.yaml", "sample.yaml"):
+        for obj in yaml.safe_load_all((example / file).read_text()):
+            await mesh.create(obj)
+
+    async def copied(kind: str, name: str, namespace: str) -> None:
+        copy = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": namespace}}
+        await eventually(lambda: mesh.get(copy), f"{name} is in {namespace}")
+
+    async with mesh.host(guests=python_guests) as host:
+        replicator = operator("replicator")
+        replicator["metadata"]["namespace"] = "replicator"
+        await condition(mesh, replicator, "Ready", "True", timeout_s=120.0)
+        await copied("Secret", "registry", "team-red")
+        await copied("Secret", "registry", "team-blue")
+        await copied("ConfigMap", "proxy", "team-red")
+        await asleep(host, "replicator")
+        green = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-green"}}
+        await mesh.create(green)
+        await copied("Secret", "registry", "team-green")
+        await asleep(host, "replicator")
+        await mesh.patch(green, {"metadata": {"labels": {"stage": "production"}}})
+        await copied("ConfigMap", "proxy", "team-green")
 
 
 def open_files() -> int:

@@ -21,6 +21,8 @@ COMPONENT = b"\0asm\x0d\x00\x01\x00"
 
 class Installed:
     manifest = b'{"for": {"resource": "example.com/v1/databases"}, "resync": "1h"}'
+    maps = True
+    form = "core"
 
 
 def wasm_operator(**spec: Any) -> dict[str, Any]:
@@ -111,17 +113,32 @@ def test_a_config_map_is_read_as_the_operator(bench: Bench) -> None:
         ({"module": {"file": "op.wasm", "sha256": "0" * 64}}, "ModuleUnavailable", "sha256", True),
         ({"module": {"configMap": {"name": "no", "key": "k"}}}, "ModuleUnavailable", "ns/no", False),
         ({"resync": "often"}, "InvalidSpec", "resync", True),
-        (
-            {"watches": [{"resource": "v1/secrets", "mapping": {"code": True}}]},
-            "Unsupported",
-            "mapping.code",
-            True,
-        ),
     ],
 )
 def test_what_is_wrong_is_named(bench: Bench, spec: dict[str, Any], reason: str, says: str, final: bool) -> None:
     problem = bench.problem(wasm_operator(**spec))
     assert (problem.reason, problem.final) == (reason, final) and says in problem.message
+
+
+def test_a_mapping_in_code_needs_a_module_that_exports_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    obj = wasm_operator(watches=[{"resource": "v1/secrets", "mapping": {"code": True}}])
+    assert isinstance(bench.install(obj), Installation)
+    monkeypatch.setattr(Installed, "maps", False)
+    problem = bench.problem(obj)
+    assert (problem.reason, problem.final) == ("ModuleRefused", True)
+    assert "watches/0" in problem.message and "torpor_map" in problem.message
+
+
+def test_a_mapping_in_python_code_keeps_its_place(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = {"resource": "v1/secrets", "mapping": {"self": True}}
+    coded = {"resource": "v1/nodes", "mapping": {"code": True}}
+    manifest = {"for": {"resource": "example.com/v1/databases"}, "watches": [declared, coded]}
+    monkeypatch.setattr(Installed, "manifest", msgspec.json.encode(manifest))
+    monkeypatch.setattr(Installed, "form", "python")
+    assert isinstance(bench.install(wasm_operator()), Installation)
+    assert isinstance(bench.install(wasm_operator(watches=[declared, coded])), Installation)
+    problem = bench.problem(wasm_operator(watches=[coded]))
+    assert problem.reason == "InvalidSpec" and "watches/0" in problem.message and "@op.map" in problem.message
 
 
 def test_a_component_and_a_wrong_file_are_refused_by_name(bench: Bench) -> None:
@@ -153,5 +170,11 @@ def test_without_an_answer_of_discovery_nothing_is_guessed(bench: Bench) -> None
 
 def test_a_kind_that_does_not_exist_yet_counts_as_namespaced(bench: Bench) -> None:
     bench.answer = lambda path: CallResponse(404, "application/json", b"{}")
+    outcome = bench.install(wasm_operator())
+    assert isinstance(outcome, Installation) and not outcome.cluster_scoped
+
+
+def test_an_answer_of_discovery_nested_too_deeply_is_no_answer(bench: Bench) -> None:
+    bench.answer = lambda path: CallResponse(200, "application/json", b"[" * 100_000)
     outcome = bench.install(wasm_operator())
     assert isinstance(outcome, Installation) and not outcome.cluster_scoped

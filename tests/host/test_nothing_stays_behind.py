@@ -36,12 +36,12 @@ def resident_kib() -> int:
 def check(cycle: Callable[[], None]) -> None:
     for _ in range(20):
         cycle()
-    before, memory = held(), resident_kib()
+    memory, before = resident_kib(), held()  # in this order: what earlier tests left is collected first
     for _ in range(CYCLES):
         cycle()
     grown = resident_kib() - memory
     descriptors, threads, maps = held()
-    assert (descriptors, threads) == before[:2]
+    assert descriptors <= before[0] and threads <= before[1]
     assert maps <= before[2] + 10
     # 4 MiB written in each cycle: one that stayed would show.
     assert grown < 4096, f"{grown} KiB more after {CYCLES} cycles"

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from torpor_host import outbound
 from torpor_host.hostcalls import CallError, FetchRequest, FetchResponse
+from torpor_host.in_flight import InFlight
 from torpor_host.limits import Deadline
 from torpor_host.outbound import Outbound, allows
 
@@ -24,6 +25,13 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             for _ in range(12):
                 self.wfile.write(bytes(1 << 20))
+        elif self.path == "/half":
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"half")
+            self.wfile.flush()
+            self.server.asked.set()  # type: ignore[attr-defined]
+            self.server.release.wait(10)  # type: ignore[attr-defined]
         elif self.path == "/slow":
             self.server.release.wait(10)  # type: ignore[attr-defined]
         else:
@@ -47,6 +55,7 @@ def server() -> Iterator[ThreadingHTTPServer]:
     server.daemon_threads = True
     server.handle_error = lambda request, address: None  # type: ignore[method-assign]  # clients hang up on purpose
     server.release = threading.Event()  # type: ignore[attr-defined]
+    server.asked = threading.Event()  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield server
@@ -152,3 +161,23 @@ def test_a_header_cannot_smuggle_another_request(server: ThreadingHTTPServer) ->
 
 def test_a_refused_connection_is_unavailable(server: ThreadingHTTPServer) -> None:
     assert fetch("http://127.0.0.1:1/", "127.0.0.1").error is CallError.UNAVAILABLE
+
+
+def test_who_stops_the_guest_ends_a_request_that_waits_and_half_an_answer_is_none(server: ThreadingHTTPServer) -> None:
+    in_flight = InFlight()
+
+    def stop() -> None:
+        server.asked.wait(10)  # type: ignore[attr-defined]
+        in_flight.stop()
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    url = f"http://127.0.0.1:{server.server_port}/half"
+    got = Outbound().fetch(FetchRequest("GET", url, (), b""), ("127.0.0.1",), (), Deadline.after(30), in_flight)
+    stopper.join()
+    assert got.error is CallError.FENCED and not server.release.is_set()  # type: ignore[attr-defined]
+
+
+def test_half_an_answer_at_the_deadline_is_none(server: ThreadingHTTPServer) -> None:
+    got = fetch(f"http://127.0.0.1:{server.server_port}/half", "127.0.0.1", seconds=0.2)
+    assert got.error is CallError.DEADLINE

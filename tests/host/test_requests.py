@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 from torpor.cache.v1 import cache_pb2, cache_pb2_grpc
 from torpor_host.hostcalls import CallError, CallResponse, KubeRequest, TreeRequest
+from torpor_host.in_flight import InFlight
 from torpor_host.limits import Deadline
 from torpor_host.operator_spec import OperatorId
 from torpor_host.read_positions import ReadPositions
@@ -80,7 +82,7 @@ class Bench:
         self.fence = OpenFence()
         self.positions = ReadPositions()
         self.slept: list[float] = []
-        self.requests = CacheRequests(self.channel, ManualClock(), sleep=self.slept.append)
+        self.requests = CacheRequests(self.channel, ManualClock(), sleep=lambda _, seconds: self.slept.append(seconds))
 
     def ask(self, method: str = "GET", path: str = SECRET, *, body: bytes = b"", seconds: float = 5.0) -> CallResponse:
         request = KubeRequest(method, path, "application/json", "", body)
@@ -222,3 +224,37 @@ def test_a_tree_is_one_json_answer(bench: Bench) -> None:
     assert decoded["kinds"][0]["state"] == "LIVE"
     bad = bench.requests.tree(ACTOR, bench.positions, bench.fence, TreeRequest("x", "", "y"), Deadline.after(5))
     assert bad.error is CallError.INVALID
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT"])
+def test_who_stops_the_guest_ends_a_call_that_waits(bench: Bench, method: str) -> None:
+    in_flight, asked, release = InFlight(), threading.Event(), threading.Event()
+
+    def wait(context: Any) -> Iterator[Any]:
+        asked.set()
+        release.wait(30)
+        yield cache_pb2.HttpResponse(head=cache_pb2.Head(status=200))
+
+    bench.cache.script = [wait]
+    got: list[CallResponse] = []
+
+    def ask() -> None:
+        request = KubeRequest(method, SECRET, "application/json", "", b"")
+        arguments = (ACTOR, bench.positions, bench.fence, request, Deadline.after(30), "", in_flight)
+        got.extend([bench.requests.request(*arguments), bench.requests.request(*arguments)])
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert asked.wait(10)
+    in_flight.stop()
+    asking.join(10)
+    release.set()
+    assert [answer.error for answer in got] == [CallError.FENCED] * 2 and len(bench.cache.asked) == 1
+
+
+def test_who_stops_the_guest_ends_a_tree_that_waits_too(bench: Bench) -> None:
+    in_flight = InFlight()
+    in_flight.stop()
+    request = TreeRequest("v1/secrets", "a", "b")
+    got = bench.requests.tree(ACTOR, bench.positions, bench.fence, request, Deadline.after(30), in_flight)
+    assert got.error is CallError.FENCED

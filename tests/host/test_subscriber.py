@@ -234,6 +234,7 @@ async def test_an_event_of_an_unknown_type_is_passed_over(bench: Bench) -> None:
 def test_a_status_that_cannot_be_read_is_still_an_error() -> None:
     assert describe_status(b"\xff")[0] == "Failed"
     assert describe_status(b"[]")[0] == "Failed"
+    assert describe_status(b"[" * 100_000)[0] == "Failed", "nested too deeply"
     assert describe_status(b'{"reason": "Expired", "message": "too old"}') == ("Expired", "too old")
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 
+import pytest
 from torpor_host.workers import Mailbox, Workers
 
 WAIT_S = 10.0  # only for a test that fails
@@ -28,6 +29,20 @@ def test_one_slot_runs_one_job_at_a_time() -> None:
     for _ in range(20):
         assert done.acquire(timeout=WAIT_S)
     assert most[0] == 1 and workers.threads <= 2
+    assert workers.close(WAIT_S)
+
+
+def test_a_thread_that_is_slow_to_start_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers, done = Workers("test", threads_max=8), threading.Semaphore(0)
+    begun: list[threading.Thread] = []
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: begun.append(thread))
+    for _ in range(20):
+        workers.submit(done.release)
+    monkeypatch.undo()
+    assert len(begun) == 1, "there is one slot"
+    begun[0].start()
+    for _ in range(20):
+        assert done.acquire(timeout=WAIT_S)
     assert workers.close(WAIT_S)
 
 

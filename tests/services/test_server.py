@@ -4,6 +4,8 @@ import asyncio
 import datetime
 import os
 import signal
+import subprocess
+import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
@@ -13,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from torpor_services.channels import open_channel
+from torpor_services.channels import open_blocking_channel, open_channel
 from torpor_services.errors import AddressInUse, InvalidSetting
 from torpor_services.health import Readiness
 from torpor_services.security import Identity, TlsFiles, is_local, peer_identity
@@ -102,6 +104,29 @@ async def test_an_address_that_others_reach_needs_tls():
     assert is_local("[::1]:80") and is_local("localhost:1") and not is_local("10.0.0.1:1")
 
 
+async def test_a_blocking_stream_is_ended_from_another_thread():
+    async def silent(request, context):
+        await asyncio.Event().wait()
+        yield b""
+
+    class Silent(grpc.GenericRpcHandler):
+        def service(self, handler_call_details):
+            return grpc.unary_stream_rpc_method_handler(silent)
+
+    server = grpc.aio.server(handlers=[Silent()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    with open_blocking_channel(f"127.0.0.1:{port}", HOST, TlsFiles()) as channel:
+        call = channel.unary_stream("/test/Silent")(b"", timeout=30)
+        reading = asyncio.create_task(asyncio.to_thread(list, call))
+        await asyncio.sleep(0.1)  # it waits
+        call.cancel()
+        with pytest.raises(grpc.RpcError):
+            await asyncio.wait_for(reading, 5)
+        assert call.code() is grpc.StatusCode.CANCELLED
+    await server.stop(0)
+
+
 async def test_running_calls_end_when_the_process_is_asked_to_stop():
     async with AsyncExitStack() as client_side:
         async with running(delay_s=0.3) as server:
@@ -114,10 +139,26 @@ async def test_running_calls_end_when_the_process_is_asked_to_stop():
         assert await call == "host/edge-1"
 
 
-def test_reflection_is_registered_with_the_contracts():
-    from torpor.cache.v1 import cache_pb2
+async def test_reflection_tells_the_services_and_their_contracts():
+    from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-    assert cache_pb2.DESCRIPTOR.services_by_name["ResourceCache"].full_name == "torpor.cache.v1.ResourceCache"
+    Request = reflection_pb2.ServerReflectionRequest
+    asked = [Request(list_services=""), Request(file_containing_symbol="grpc.health.v1.Health"), Request()]
+    async with running() as server, open_channel(server.address, HOST, TlsFiles()) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        listed, contract, nothing = [answer async for answer in stub.ServerReflectionInfo(iter(asked))]
+    names = [service.name for service in listed.list_services_response.service]
+    assert names == ["grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection", "test"]
+    assert b"HealthCheckRequest" in contract.file_descriptor_response.file_descriptor_proto[0]
+    assert nothing.error_response.error_code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+
+
+def test_a_server_that_nobody_asks_has_no_reflection_in_memory():
+    code = (
+        "import sys, torpor_services.server; print([m for m in sys.modules if 'v1alpha' in m or 'descriptor_pb' in m])"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "[]"
 
 
 class Authority:

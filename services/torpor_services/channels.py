@@ -34,8 +34,8 @@ _CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.enable_retries", 0),  # retries are ours: a POST that was sent is never sent again
 )
-# A worker thread that reads a stream itself, instead of a thread that gRPC starts for each call and wakes it by a
-# condition: 0.2 ms less a call, and half of the calling process's CPU.
+# A worker reads its stream itself, instead of a thread that gRPC starts and that wakes the worker by a condition:
+# a third less CPU a call (0.39 ms instead of 0.57, both ends on one machine), and 0.13 ms sooner.
 _BLOCKING_OPTIONS: Sequence[tuple[str, Any]] = (
     *_CHANNEL_OPTIONS,
     (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),

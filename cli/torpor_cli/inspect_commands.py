@@ -12,9 +12,9 @@ from torpor.scheduler.v1 import scheduler_pb2 as scheduler
 
 from torpor_cli.clients import Services, operator_id, services
 from torpor_cli.errors import CommandFailed
-from torpor_cli.output import Format, print_json, print_table, seconds, size, table
+from torpor_cli.output import Format, print_json, print_table, seconds, size, table, terminal_width
 from torpor_cli.rundir import RunDir
-from torpor_cli.views import COLUMNS, as_json, operator_name, row
+from torpor_cli.views import as_json, fitting, operator_name
 
 
 async def ls(mesh: str, output: Format) -> None:
@@ -25,7 +25,8 @@ async def ls(mesh: str, output: Format) -> None:
     if output == "json":
         print_json([as_json(state) for state in states])
         return
-    print_table(COLUMNS, [row(state) for state in states], "no operators yet; `torpor run FOLDER` starts some")
+    columns, rows = fitting(states, terminal_width())
+    print_table(columns, rows, "no operators yet; `torpor run FOLDER` starts some")
 
 
 async def describe(operator: str, mesh: str, output: Format) -> None:
@@ -76,9 +77,9 @@ async def top_view(mesh_services: Services) -> Any:
         f"host {answer.host}: {len(states)} operators, {awake} in memory "
         f"({size(answer.memory_used_bytes)} of {size(answer.memory_budget_bytes)}), {wakes} wakes"
     )
-    fitting = max(5, Console().size.height - 6)
-    shown = table(COLUMNS, [row(state) for state in states[:fitting]])
-    hidden = len(states) - fitting
+    lines = max(5, Console().size.height - 6)
+    shown = table(*fitting(states[:lines], terminal_width()))
+    hidden = len(states) - lines
     return Group(head, shown, f"… and {hidden} more" if hidden > 0 else "")
 
 

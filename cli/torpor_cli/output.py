@@ -40,6 +40,13 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
     return result
 
 
+def terminal_width() -> int:
+    """In characters, as rich sees it."""
+    from rich.console import Console
+
+    return Console().size.width
+
+
 def seconds(value: float) -> str:
     """A time span as people write it: 340µs, 1.2ms, 5.0s, 3m, 2h."""
     if value < 0.001:
@@ -63,10 +70,9 @@ def size(value: int) -> str:
     return f"{number:.1f} GiB"
 
 
-def since(unix_ns: int, now_ns: int) -> str:
-    """How long ago, or how far ahead with a leading `in`; a dash for never."""
-    if not unix_ns:
-        return "-"
-    if unix_ns > now_ns:
-        return f"in {seconds((unix_ns - now_ns) / 1e9)}"
-    return f"{seconds((now_ns - unix_ns) / 1e9)} ago"
+def age(nanoseconds: int) -> str:
+    """A span for a table, no finer than a tenth of a second: 0.3s, 42.0s, 3m; `now` for what is due."""
+    if nanoseconds < 50_000_000:
+        return "now"
+    value = nanoseconds / 1e9
+    return f"{value:.1f}s" if value < 1 else seconds(value)

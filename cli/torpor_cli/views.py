@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from torpor.host.v1 import host_pb2 as pb
 from torpor.scheduler.v1 import scheduler_pb2 as scheduler
 
-from torpor_cli.output import seconds, since, size
+from torpor_cli.output import age, seconds, size
 
 COLUMNS = ("OPERATOR", "PHASE", "LAST", "NEXT", "WAKES", "RUNS", "ERRORS", "p50", "p99", "MEMORY")
+# What is left out first where the terminal is narrow.
+_LEFT_OUT_NARROW = ("RUNS", "p99", "ERRORS")
+_WIDTH_MIN = 104
 
 
 def phase(state: pb.OperatorState) -> str:
@@ -23,13 +27,14 @@ def operator_name(operator: scheduler.OperatorId) -> str:
 
 
 def row(state: pb.OperatorState) -> tuple[str, ...]:
-    """One line of `ls` and `top`: runs are reconciles, p50 and p99 those of a wake."""
+    """One line of `ls` and `top`: time since the last event and to the next known one, runs are reconciles, p50 and
+    p99 those of a wake."""
     now_ns = time.time_ns()
     return (
         operator_name(state.operator),
         phase(state),
-        since(state.last_event_unix_ns, now_ns),
-        since(state.next_wake_unix_ns, now_ns),
+        age(now_ns - state.last_event_unix_ns) if state.last_event_unix_ns else "-",
+        age(state.next_wake_unix_ns - now_ns) if state.next_wake_unix_ns else "-",
         str(state.wakes),
         str(state.reconciles),
         str(state.errors),
@@ -37,6 +42,16 @@ def row(state: pb.OperatorState) -> tuple[str, ...]:
         seconds(state.wake_p99_s) if state.wakes else "-",
         size(state.private_bytes) if state.private_bytes else "-",
     )
+
+
+def fitting(states: Sequence[pb.OperatorState], width: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Columns and rows that fit a terminal of so many characters; errors are shown wherever there are any."""
+    hidden = set(_LEFT_OUT_NARROW) if width < _WIDTH_MIN else set()
+    if any(state.errors for state in states):
+        hidden.discard("ERRORS")
+    keep = [index for index, name in enumerate(COLUMNS) if name not in hidden]
+    rows = [row(state) for state in states]
+    return tuple(COLUMNS[i] for i in keep), [tuple(cells[i] for i in keep) for cells in rows]
 
 
 def as_json(state: pb.OperatorState) -> dict[str, Any]:

@@ -55,6 +55,10 @@ from torpor_host.workers import Mailbox, Workers
 
 log = logging.getLogger(__name__)
 
+# A reconcile of a Python guest takes a few milliseconds between host calls; what holds the processor for longer than
+# this while others wait runs on beside them.
+SLICE_S = 0.1
+
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?\Z")
 _FLUSH_S = 2.0
 _STOP_S = 5.0  # for guests that were told to stop: a tick, or the end of their host call
@@ -123,7 +127,7 @@ async def _assemble(config: HostConfig, clock: Clock, state: StateFolder, stack:
         stack.push_async_callback(scheduler_channel.close, None)
 
     engine = await asyncio.to_thread(_engine, config, state)
-    workers = Workers("guest", threads_max=config.guests.workers)
+    workers = Workers("guest", threads_max=config.guests.workers, slice_s=SLICE_S)
     install_workers = Workers("install", threads_max=config.guests.installs, slots=config.guests.installs)
     stack.push_async_callback(_close_engine, engine, workers, install_workers)
 

@@ -2,8 +2,10 @@
 
 A job runs on a worker thread while it holds a *slot*. There is one slot a process: guests on two threads lose to the
 interpreter's lock (`architecture.md`). Inside `blocking()` the slot is given back, so that guests that wait on the
-network stop nobody; whoever returns from a wait goes before new jobs, because its deadline runs. Threads are started
-when a job finds no idle one, and end after `idle_exit_s`: an idle host has none.
+network stop nobody; whoever returns from a wait goes before new jobs, because its deadline runs. A job that has held
+its slot for `slice_s` while others wait loses it and runs on beside them: a guest that spins uses up its own budget,
+not its neighbours' time. Threads are started when a job finds no idle one, and end after `idle_exit_s`: an idle host
+has none.
 
 Jobs start in the order they were submitted. Overflow: the queue of jobs holds at most one job a turn that the
 residency step has started, which bounds it by operators times their concurrency.
@@ -14,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,10 +32,21 @@ STACK_BYTES = 8 << 20
 class Workers:
     """The pool."""
 
-    def __init__(self, name: str, *, threads_max: int, slots: int = 1, idle_exit_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        threads_max: int,
+        slots: int = 1,
+        idle_exit_s: float = 10.0,
+        slice_s: float = float("inf"),
+    ) -> None:
         self._name = name
         self._threads_max = threads_max
         self._idle_exit_s = idle_exit_s
+        self._slice_s = slice_s
+        self._holders: dict[int, float] = {}  # threads that hold a slot → since when, monotonic
+        self._watching = 0  # threads that wait for a slot to be given back or to be held too long
         lock = threading.Lock()
         self._lock = lock
         self._work = threading.Condition(lock)
@@ -55,6 +69,7 @@ class Workers:
                 raise RuntimeError(f"workers {self._name} are closed")
             self._jobs.append(job)
             self._offer_slot()
+            self._watch_slots()
 
     @contextmanager
     def blocking(self) -> Iterator[None]:
@@ -68,17 +83,18 @@ class Workers:
     def leave(self) -> None:
         """Gives the slot back; `enter` must follow on the same thread."""
         with self._lock:
-            self._free += 1
-            self._offer_slot()
+            self._give_slot()
 
     def enter(self) -> None:
         """Takes a slot again, before any job that has not started."""
         with self._lock:
             self._returning += 1
             while not self._free:
-                self._slot_free.wait()
+                self._slot_free.wait(self._slice_left_s())
+                self._end_slices()
             self._returning -= 1
-            self._free -= 1
+            self._take_slot()
+            self._offer_slot()
 
     @property
     def contended(self) -> bool:
@@ -136,17 +152,70 @@ class Workers:
         """A job with a slot taken, or None when this thread is to end."""
         while True:
             if self._jobs and self._free and not self._returning:
-                self._free -= 1
-                return self._jobs.popleft()
+                self._take_slot()
+                job = self._jobs.popleft()
+                self._offer_slot()
+                self._watch_slots()
+                return job
             if self._closed and not self._jobs:
                 return None
-            self._idle += 1
-            woken = self._work.wait(self._idle_exit_s)
-            self._idle -= 1
+            woken = self._wait_for_work()
             if self._notified:
                 self._notified -= 1
             if not woken and not self._jobs:
                 return None
+
+    def _wait_for_work(self) -> bool:
+        """As an idle thread; while jobs wait for a slot, only until one has been held too long."""
+        watches = bool(self._jobs) and not self._free
+        self._idle += 1
+        self._watching += watches
+        woken = self._work.wait(self._slice_left_s() if watches else self._idle_exit_s)
+        self._watching -= watches
+        self._idle -= 1
+        if watches:
+            self._end_slices()
+        return woken
+
+    def _watch_slots(self) -> None:
+        """Sees to it that somebody watches the clock while jobs wait for a slot."""
+        if self._free or self._watching or self._arriving or self._slice_s == float("inf") or not self._jobs:
+            return
+        if self._idle > self._notified:
+            self._notified += 1
+            self._work.notify()
+        elif self._threads < self._threads_max:
+            self._start_thread()
+
+    def _take_slot(self) -> None:
+        self._free -= 1
+        self._holders[threading.get_ident()] = time.monotonic()
+
+    def _give_slot(self) -> None:
+        """Nothing where the slot was taken away meanwhile."""
+        if self._holders.pop(threading.get_ident(), None) is not None:
+            self._free += 1
+            self._offer_slot()
+
+    def _end_job(self) -> None:
+        """As `_give_slot`, but the next job is this thread's own to take: nobody is woken for it."""
+        if self._holders.pop(threading.get_ident(), None) is not None:
+            self._free += 1
+            if self._returning:
+                self._slot_free.notify()
+
+    def _slice_left_s(self) -> float | None:
+        """Seconds until the first holder has had its slice; None where slices never end."""
+        if self._slice_s == float("inf") or not self._holders:
+            return None
+        return max(0.0, min(self._holders.values()) + self._slice_s - time.monotonic())
+
+    def _end_slices(self) -> None:
+        ended_s = time.monotonic() - self._slice_s
+        for thread, since_s in list(self._holders.items()):
+            if since_s <= ended_s:
+                del self._holders[thread]
+                self._free += 1
 
     # -- threads -----------------------------------------------------------------------------------------------------
 
@@ -163,11 +232,12 @@ class Workers:
                 finally:
                     del job
                     self._lock.acquire()
-                    self._free += 1
-                    self._offer_slot()
+                    self._end_job()
         finally:
             self._threads -= 1
             self._ended.notify_all()
+            if self._closed:
+                self._work.notify_all()  # the others wait for jobs that will not come
             self._lock.release()
 
 

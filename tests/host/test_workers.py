@@ -167,3 +167,80 @@ async def test_a_mailbox_delivers_in_order_and_survives_a_failing_call() -> None
     await asyncio.to_thread(post)
     await asyncio.wait_for(done.wait(), WAIT_S)
     assert seen == list(range(100))
+
+
+def test_a_job_that_spins_loses_its_slot_after_its_slice_and_stops_nobody() -> None:
+    workers = Workers("test", threads_max=4, slice_s=0.05)
+    end, others = gate(), threading.Semaphore(0)
+    spinning = gate()
+
+    def spin() -> None:
+        spinning.set()
+        while not end.wait(0.001):  # without giving the slot back
+            pass
+
+    workers.submit(spin)
+    assert spinning.wait(WAIT_S)
+    for _ in range(50):
+        workers.submit(others.release)
+    for _ in range(50):
+        assert others.acquire(timeout=WAIT_S)
+    end.set()
+    assert workers.close(WAIT_S)
+
+
+def test_whoever_returns_from_a_wait_is_not_held_up_by_a_job_that_spins() -> None:
+    workers = Workers("test", threads_max=4, slice_s=0.05)
+    waiting, network, returned, end, spinning = gate(), gate(), gate(), gate(), gate()
+
+    def waits() -> None:
+        with workers.blocking():
+            waiting.set()
+            network.wait(WAIT_S)
+        returned.set()
+
+    def spin() -> None:
+        spinning.set()
+        end.wait(WAIT_S)
+
+    workers.submit(waits)
+    assert waiting.wait(WAIT_S)
+    workers.submit(spin)
+    assert spinning.wait(WAIT_S)
+    network.set()
+    assert returned.wait(WAIT_S)
+    end.set()
+    assert workers.close(WAIT_S)
+
+
+def test_slots_are_neither_lost_nor_made_when_slices_end() -> None:
+    workers = Workers("test", threads_max=6, slice_s=0.001)
+    done = threading.Semaphore(0)
+
+    def job() -> None:
+        threading.Event().wait(0.003)
+        with workers.blocking():
+            threading.Event().wait(0.001)
+        threading.Event().wait(0.003)
+        done.release()
+
+    for _ in range(200):
+        workers.submit(job)
+    for _ in range(200):
+        assert done.acquire(timeout=WAIT_S)
+    running, most = [0], [0]
+    workers._slice_s = float("inf")
+
+    def alone() -> None:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        threading.Event().wait(0.002)
+        running[0] -= 1
+        done.release()
+
+    for _ in range(20):
+        workers.submit(alone)
+    for _ in range(20):
+        assert done.acquire(timeout=WAIT_S)
+    assert most[0] == 1
+    assert workers.close(WAIT_S)

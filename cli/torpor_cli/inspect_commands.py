@@ -87,6 +87,8 @@ async def logs(
     operator: str | None, mesh: str, *, follow: bool, tail: int, service: str | None, output: Format
 ) -> None:
     """An operator's log, all operators' logs, or the end of a service's own."""
+    if tail < 0:
+        raise CommandFailed(f"--tail {tail}: lines cannot be fewer than 0, which stands for all")
     if service is not None:
         _service_log(mesh, service, tail)
         return

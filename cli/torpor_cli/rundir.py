@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import msgspec
 from torpor_cli.errors import CommandFailed, MeshNotRunning
 
 _SOCKET_PATH_MAX = 107
+_NAME = re.compile(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,62})")
 
 
 class MeshFile(msgspec.Struct, frozen=True):
@@ -39,7 +41,9 @@ class RunDir:
 
     @classmethod
     def named(cls, name: str) -> RunDir:
-        """The folder for this user and mesh name; nothing is made yet."""
+        """The folder for this user and mesh name; nothing is made yet. Raises CommandFailed for a name with a path."""
+        if not _NAME.fullmatch(name):
+            raise CommandFailed(f"--mesh {name!r} is not a name of letters, digits, dashes, dots and underscores")
         base = os.environ.get("XDG_RUNTIME_DIR")
         parent = Path(base) if base and Path(base).is_dir() else Path("/tmp")
         return cls(parent / f"torpor-{os.getuid()}" / name)

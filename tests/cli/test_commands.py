@@ -43,6 +43,8 @@ def test_every_command_has_help_with_an_example(environment):
         (["install-crds", "--kubeconfig", "missing"], "kubeconfig missing does not exist"),
         (["up", "--python-runtime", "missing.wasm"], "missing.wasm does not exist"),
         (["describe", "a/b/c"], "no mesh is running here"),
+        (["logs", "--tail", "-1"], "--tail -1: lines cannot be fewer than 0"),
+        (["ls", "--mesh", "../x"], "'../x' is not a name"),
     ],
 )
 def test_an_error_is_one_line_and_exit_code_one(environment, arguments, says):

@@ -61,3 +61,9 @@ def test_a_path_too_long_for_a_socket_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
     with pytest.raises(CommandFailed, match="too long a path for sockets"):
         RunDir.named("test").create()
+
+
+@pytest.mark.parametrize("name", ["", "..", "../x", "a/b", "a b", ".hidden", "x" * 64])
+def test_a_mesh_name_that_leaves_its_folder_is_refused(name):
+    with pytest.raises(CommandFailed, match=r"--mesh .* is not a name"):
+        RunDir.named(name)

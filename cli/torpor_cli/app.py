@@ -229,6 +229,8 @@ def _options(
 
     if devcluster and kubeconfig:
         raise CommandFailed("--devcluster and --kubeconfig exclude each other")
+    if modules is not None and not modules.is_dir():
+        raise CommandFailed(f"{modules} is not a folder")
     return MeshOptions(
         name=name,
         kubeconfig=kubeconfig,

@@ -101,6 +101,7 @@ async def mesh(options: MeshOptions, say: Say) -> AsyncIterator[RunningMesh]:
                 dict(os.environ),
                 run_dir.logs / "devcluster.log",
                 say,
+                lost_with_it="its objects, which were in its memory, are gone: start anew",
             )
             children.append(devcluster)  # before it starts, so that whatever happens then stops it
             await _start_devcluster(devcluster, kubeconfig)

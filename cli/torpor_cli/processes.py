@@ -32,6 +32,7 @@ class Child:
     environment: Mapping[str, str]
     log: Path
     on_event: Callable[[str], None] = lambda _: None
+    lost_with_it: str = ""  # what its end cannot be mended by starting it again; empty: it can
     restarts: int = 0
     process: asyncio.subprocess.Process | None = None
     _keeper: asyncio.Task[None] | None = None
@@ -87,6 +88,10 @@ class Child:
                 return
             if code == _WRONG_SETTINGS:
                 self._failed.set_exception(CommandFailed(f"{self.name} cannot start: {self.last_line()}"))
+                return
+            if self.lost_with_it:
+                lost = f"{self.name} ended with {code}: {self.last_line()}; {self.lost_with_it}"
+                self._failed.set_exception(CommandFailed(lost))
                 return
             self.on_event(f"{self.name} ended with {code}: {self.last_line()}; starting it again")
             await asyncio.sleep(backoff.next_delay_s())

@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 # A turn gives way after this long, sooner if other operators wait; it goes on in another turn with the same instance.
 _TURN_S_CONTENDED, _TURN_S = 0.02, 0.25
 _REQUEUE_S_MAX = 366 * 86400.0
+# A key that asks for itself at once, again and again, may not have the processor for good.
+_REQUEUE_S_MIN = 0.1
+_ERROR = 3  # the level of a guest's log line
 _MEASURE_EVERY = 64  # reconciles between two looks at an instance's memory, 0.1 ms each
 
 
@@ -202,6 +205,8 @@ class Reconciler:
             log.exception("a reconcile failed in the host", extra={"operator": operator.text})
             error = self._failed(operator, work, f"the host failed: {one_line(exc)}")
         finally:
+            if error:
+                loaded.calls.log(_ERROR, f"{'/'.join(work.key)}: {error}")
             loaded.calls.begin("", "")
             report.reconciles += 1
             if error:
@@ -222,7 +227,8 @@ class Reconciler:
                 operator.queue.succeeded(work)
                 return ""
             case abi.RequeueAfter(milliseconds):
-                operator.queue.requeue(work, min(milliseconds / 1000, _REQUEUE_S_MAX))
+                after_s = min(max(milliseconds / 1000, _REQUEUE_S_MIN), _REQUEUE_S_MAX)
+                operator.queue.requeue(work, after_s)
                 return ""
             case abi.ReconcileFailed(message):
                 return self._failed(operator, work, message)

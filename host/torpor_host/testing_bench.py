@@ -129,6 +129,7 @@ class Bench:
         self.workers, self.installers = StepWorkers(), StepWorkers()
         self.subscriptions = Subscriptions()
         self.posted: deque[Callable[[], None]] = deque()
+        self.logs = GuestLogs(self.clock, self.posted.append)
         self.lease = ""
         self.behaviour: Callable[[str], bytes] = lambda key: abi.encode([b"done"])
         self.mapping: Callable[[str], bytes] = lambda obj: abi.encode([b""])
@@ -151,7 +152,7 @@ class Bench:
             install_workers=self.installers,  # type: ignore[arg-type]
             installer=self,  # type: ignore[arg-type]
             requests=None,  # type: ignore[arg-type]
-            logs=GuestLogs(self.clock, self.posted.append),
+            logs=self.logs,
             post=self.posted.append,
             lease_refusal=lambda: self.lease,
             memory_budget_bytes=budget,
@@ -192,7 +193,7 @@ class Bench:
             outbound=Outbound(),
             positions=operator.positions,
             fence=operator,
-            logs=GuestLogs(self.clock, self.posted.append),
+            logs=self.logs,
             blocking=nullcontext,
         )
         return Loaded(guest, calls)

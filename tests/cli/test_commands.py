@@ -43,6 +43,7 @@ def test_every_command_has_help_with_an_example(environment):
         (["install-crds", "--kubeconfig", "missing"], "kubeconfig missing does not exist"),
         (["up", "--python-runtime", "missing.wasm"], "missing.wasm does not exist"),
         (["describe", "a/b/c"], "no mesh is running here"),
+        (["up", "--devcluster", "--modules", "/nope"], "/nope is not a folder"),
         (["logs", "--tail", "-1"], "--tail -1: lines cannot be fewer than 0"),
         (["ls", "--mesh", "../x"], "'../x' is not a name"),
     ],

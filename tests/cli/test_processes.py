@@ -53,6 +53,15 @@ async def test_wrong_settings_are_told_with_the_childs_last_line(tmp_path):
         await asyncio.wait_for(subject.wait_failed(), 20)
 
 
+async def test_what_cannot_be_mended_by_a_restart_ends_the_mesh(tmp_path):
+    subject = child(tmp_path, [sys.executable, "-c", "print('bye')"])
+    subject.lost_with_it = "its objects are gone"
+    await subject.start()
+    with pytest.raises(CommandFailed, match="x ended with 0: bye; its objects are gone"):
+        await asyncio.wait_for(subject.wait_failed(), 20)
+    assert subject.restarts == 0
+
+
 async def test_a_child_ends_when_its_parent_is_killed(tmp_path):
     script = f"""
 import asyncio, os, pathlib

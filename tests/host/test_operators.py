@@ -158,6 +158,26 @@ def test_a_requeue_comes_when_it_is_due(bench: Bench) -> None:
     assert bench.ran == ["a watch 0", "a timer 0"]
 
 
+def test_a_requeue_at_once_comes_after_a_tenth_of_a_second(bench: Bench) -> None:
+    operator = bench.adopt()
+    bench.behaviour = lambda key: abi.encode([b"requeue", b"0"])
+    bench.event(operator, "a")
+    bench.run()
+    assert bench.ran == ["a watch 0"]
+    bench.advance(0.099)
+    assert len(bench.ran) == 1
+    bench.advance(0.002)
+    assert bench.ran == ["a watch 0", "a timer 0"]
+
+
+def test_an_error_stands_in_the_operators_log(bench: Bench) -> None:
+    operator = bench.adopt()
+    bench.behaviour = lambda key: abi.encode([b"error", b"", b"Traceback: no"])
+    bench.event(operator, "a")
+    bench.run()
+    assert [(line.level, line.text) for line in bench.logs.tail(operator.id)] == [("error", "default/a: Traceback: no")]
+
+
 def test_an_answer_that_cannot_be_read_costs_the_instance(bench: Bench) -> None:
     operator = bench.adopt()
     bench.behaviour = lambda key: b"\x01\x02"

@@ -21,7 +21,7 @@ from torpor_host.map_queue import MapQueue
 from torpor_host.operator_spec import MappingKind, OperatorId, OperatorSpec, WatchSpec
 from torpor_host.read_positions import ReadPositions
 from torpor_host.requests import Actor, GuestCalls
-from torpor_host.residency import HELD, Advice, Costs, Residency
+from torpor_host.residency import HELD, Advice, Costs, Phase, Residency
 from torpor_host.snapshots import Expected
 from torpor_host.subscriber import Event, Subscription
 from torpor_host.timers import Timer
@@ -203,6 +203,23 @@ class Operator:
 
     def condition(self, condition_type: str) -> Condition | None:
         return next((c for c in self.conditions if c.type == condition_type), None)
+
+    @property
+    def refused(self) -> Condition | None:
+        """Why it could not be installed, if it could not and no earlier generation runs."""
+        installed = self.condition("Installed")
+        failed = self.installed is None and installed is not None and installed.status == "False"
+        return installed if failed else None
+
+    @property
+    def shown_phase(self) -> Phase:
+        """As people are told: what could not be installed has failed, and is not asleep."""
+        return Phase.FAILED if self.refused else self.residency.phase
+
+    @property
+    def shown_error(self) -> str:
+        """Of the last reconcile that failed, or why there can be none."""
+        return self.refused.message if self.refused else self.last_error
 
     def set_condition(self, condition_type: str, status: str, reason: str, message: str, unix_ns: int) -> bool:
         """Says whether anything changed."""

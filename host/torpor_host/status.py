@@ -200,7 +200,7 @@ class StatusWriter:
     def status(self, operator: Operator) -> dict[str, Any]:
         """The fields of `status` that are a host's to write, as a merge patch; host and epoch are the assignment's."""
         status: dict[str, Any] = {
-            "phase": operator.residency.phase.value,
+            "phase": operator.shown_phase.value,
             "observedGeneration": operator.observed_generation,
             "wakes": operator.wakes,
             "reconciles": operator.reconciles,

@@ -302,6 +302,13 @@ def test_a_generation_that_cannot_be_installed_leaves_the_running_one(bench: Ben
     bench.event(operator, "a")
     bench.run()
     assert bench.ran == ["a watch 0"]
+    assert operator.shown_phase is not Phase.FAILED, "the earlier generation runs"
+
+
+def test_what_cannot_be_installed_is_told_as_failed_with_the_reason(bench: Bench) -> None:
+    bench.install_problem = Problem("ModuleRefused", "it is broken", final=True)
+    operator = bench.adopt()
+    assert operator.shown_phase is Phase.FAILED and operator.shown_error == "it is broken"
 
 
 def test_an_adopted_operator_is_told_of_before_it_is_installed(bench: Bench) -> None:

@@ -224,14 +224,18 @@ async def test_refused_by_name(m):
 
 @pytest.mark.parametrize("broken", ["zero", "twice", "empty"])
 async def test_a_client_that_breaks_the_protocol_loses_its_stream(m, broken):
+    await m.admin.allow(NS, "op", ["configmaps"])
     caller = await m.admin.operator(NS, "x")
     async with m.client() as client:
-        if broken == "empty":
-            await client.send(cache_pb2.WatchRequest())
-        else:
-            number = 0 if broken == "zero" else 1
-            await client.subscribe(number, "v1/configmaps", caller=caller)
-            await client.subscribe(number, "v1/configmaps", caller=caller)
+        match broken:
+            case "empty":
+                await client.send(cache_pb2.WatchRequest())
+            case "zero":
+                await client.subscribe(0, "v1/configmaps", caller=caller)
+            case "twice":
+                await client.subscribe(1, "v1/configmaps", namespace=NS, caller=caller)
+                await client.until_synced(1)  # it lives: one that has failed would free its number
+                await client.subscribe(1, "v1/configmaps", namespace=NS, caller=caller)
         with pytest.raises(AssertionError, match="INVALID_ARGUMENT"):
             await client.until(99, lambda got: got)
 

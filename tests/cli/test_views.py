@@ -7,17 +7,19 @@ from torpor.scheduler.v1 import scheduler_pb2 as scheduler
 from torpor_cli.output import age, seconds, size
 from torpor_cli.views import COLUMNS, fitting
 
-STATE = pb.OperatorState(
-    operator=scheduler.OperatorId(namespace="databases-01", name="database"),
-    phase=scheduler.RESIDENT,
-    last_event_unix_ns=time.time_ns() - 90_000_000_000,
-    next_wake_unix_ns=time.time_ns() + 3_600_000_000_000,
-    wakes=12_345, reconciles=67_890, wake_p50_s=0.0012, wake_p99_s=0.0098, private_bytes=500_000,
-)  # fmt: skip
+
+def state() -> pb.OperatorState:
+    return pb.OperatorState(
+        operator=scheduler.OperatorId(namespace="databases-01", name="database"),
+        phase=scheduler.RESIDENT,
+        last_event_unix_ns=time.time_ns() - 90_000_000_000,
+        next_wake_unix_ns=time.time_ns() + 3_600_000_000_000,
+        wakes=12_345, reconciles=67_890, wake_p50_s=0.0012, wake_p99_s=0.0098, private_bytes=500_000,
+    )  # fmt: skip
 
 
 def test_a_wide_terminal_shows_every_column():
-    columns, (row,) = fitting([STATE], 120)
+    columns, (row,) = fitting([state()], 120)
     assert columns == COLUMNS
     assert row == (
         "databases-01/database",
@@ -34,14 +36,14 @@ def test_a_wide_terminal_shows_every_column():
 
 
 def test_a_narrow_terminal_shows_what_matters_uncut():
-    columns, (row,) = fitting([STATE], 80)
+    columns, (row,) = fitting([state()], 80)
     assert columns == ("OPERATOR", "PHASE", "LAST", "NEXT", "WAKES", "p50", "MEMORY")
     widths = [max(len(name), len(cell)) for name, cell in zip(columns, row, strict=True)]
     assert sum(widths) + 2 * len(widths) <= 80
 
 
 def test_errors_are_shown_on_any_terminal():
-    assert "ERRORS" in fitting([STATE, pb.OperatorState(errors=1)], 80)[0]
+    assert "ERRORS" in fitting([state(), pb.OperatorState(errors=1)], 80)[0]
 
 
 def test_spans_and_sizes_are_short():

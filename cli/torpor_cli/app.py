@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
-from contextlib import suppress
-from importlib.metadata import entry_points
+from collections.abc import Coroutine
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -250,8 +249,7 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
         assert task
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            with suppress(NotImplementedError):
-                loop.add_signal_handler(number, task.cancel)
+            loop.add_signal_handler(number, task.cancel)
         return await work
 
     try:
@@ -267,23 +265,18 @@ def _quiet(_: str) -> None:
 def _add_entry_points() -> None:
     """Commands of other distributions: entry points `torpor.commands`, each a `main(argv) -> int`."""
     for entry in entry_points(group="torpor.commands"):
-
-        def command(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True)], entry: Any = entry) -> None:
-            sys.exit(entry.load()(list(arguments)))
-
-        _add(entry.name, command)
+        app.command(_passthrough(entry))
 
 
-def _add(name: str, command: Any) -> None:
-    passthrough = App(name=name, help=f"See: torpor {name} --help", help_flags=[], version_flags=[])
+def _passthrough(entry: EntryPoint) -> App:
+    """A command that hands all its arguments on, `--help` too."""
+    command = App(name=entry.name, help=f"See: torpor {entry.name} --help", help_flags=[], version_flags=[])
 
-    @passthrough.default
+    @command.default
     def call(*arguments: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
-        command(*arguments)
+        sys.exit(entry.load()(list(arguments)))
 
-    app.command(passthrough)
+    return command
 
 
 _add_entry_points()
-
-__all__: Sequence[str] = ["app"]

@@ -70,11 +70,10 @@ class Plan:
 
 def bins(hazards: Sequence[float], known_end_s: float | None, load_s: float) -> list[Bin]:
     """The bins of a gap, cut at a known end, with a cut one load time ahead of it so that a preload can fall there."""
-    cuts = list(EDGES_S)
     if known_end_s is None:
-        return [_part(k, EDGES_S[k], EDGES_S[k + 1], hazards[k]) for k in range(len(cuts) - 1)]
+        return [Bin(start, end - start, hazards[k]) for k, (start, end) in enumerate(itertools.pairwise(EDGES_S))]
     lead_s = max(0.0, known_end_s - 1.5 * load_s - TIMER_SLACK_S)
-    edges = sorted({edge for edge in cuts if edge < known_end_s} | {lead_s, known_end_s})
+    edges = sorted({edge for edge in EDGES_S if edge < known_end_s} | {lead_s, known_end_s})
     parts = [_part_of(hazards, start, end) for start, end in itertools.pairwise(edges)]
     return [*parts, Bin(known_end_s, 0.0, 1.0)]
 
@@ -127,10 +126,6 @@ def _chance_within(parts: Sequence[Bin], k: int, seconds: float) -> float:
         share = min(1.0, (until_s - part.from_s) / part.width_s) if part.width_s > 0 else 1.0
         survives *= 1 - part.hazard * share
     return 1 - survives
-
-
-def _part(k: int, start: float, end: float, hazard: float) -> Bin:
-    return Bin(start, end - start, hazard)
 
 
 def _part_of(hazards: Sequence[float], start: float, end: float) -> Bin:

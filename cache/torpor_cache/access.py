@@ -103,10 +103,13 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer, with the authorizer's reason for a refusal (often empty)."""
+    """The answer, with the authorizer's reason for a refusal (often empty). All that allow are one."""
 
     allowed: bool
     reason: str = ""
+
+
+ALLOWED = Verdict(True)
 
 
 class _Status(msgspec.Struct):
@@ -207,7 +210,8 @@ class Access:
             status = _review.decode(reply.body).status
         except (msgspec.MsgspecError, RecursionError) as exc:
             raise ReviewFailed(f"the rights of {question.account} cannot be checked: no SubjectAccessReview") from exc
-        verdict = Verdict(status.allowed and not status.denied, status.reason)
+        is_allowed = status.allowed and not status.denied
+        verdict = ALLOWED if is_allowed else Verdict(False, status.reason)
         if generation == self._generation:
             self._remember(question, verdict)
         return verdict
@@ -218,5 +222,11 @@ class Access:
         renew_s = now_s + believed_s * (0.75 if verdict.allowed else 1.0)
         self._answers[question] = _Answer(verdict, renew_s, now_s + believed_s)
         self._answers.move_to_end(question)
+        self._drop_expired(now_s)
         while len(self._answers) > self._limits.entries_max:
+            self._answers.popitem(last=False)
+
+    def _drop_expired(self, now_s: float) -> None:
+        """From the oldest on: an operator that sleeps asks nothing, and its answers need not stay."""
+        while next(iter(self._answers.values())).expires_s <= now_s:
             self._answers.popitem(last=False)

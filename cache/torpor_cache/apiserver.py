@@ -8,6 +8,7 @@ have acted: 401 with credentials that have changed since.
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 import tempfile
@@ -51,15 +52,23 @@ class ApiUnavailable(TorporError):
 
     `retryable`: it may work later as it is (False: a certificate that is not trusted, an answer that is too large).
     `sent`: the request may have reached the server and been executed, so that only a read may simply be repeated.
+    `nobody_listens`: the connection was refused, so trying again costs no server anything.
     """
 
     def __init__(
-        self, message: str, *, retryable: bool = True, retry_after_s: float | None = None, sent: bool = False
+        self,
+        message: str,
+        *,
+        retryable: bool = True,
+        retry_after_s: float | None = None,
+        sent: bool = False,
+        nobody_listens: bool = False,
     ) -> None:
         super().__init__(message)
         self.retryable = retryable
         self.retry_after_s = retry_after_s
         self.sent = sent
+        self.nobody_listens = nobody_listens
 
 
 class ReplyTooLarge(ApiUnavailable):
@@ -501,7 +510,8 @@ def _unavailable(what: str, error: Exception) -> ApiUnavailable:
             retryable=False,
         )
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-        return ApiUnavailable(f"{what}: the API server cannot be reached: {one_line(error)}")
+        refused = isinstance(error, aiohttp.ClientConnectorError) and error.errno == errno.ECONNREFUSED
+        return ApiUnavailable(f"{what}: the API server cannot be reached: {one_line(error)}", nobody_listens=refused)
     if isinstance(error, aiohttp.InvalidURL):
         return ApiUnavailable(f"{what}: not a valid address", retryable=False)
     return ApiUnavailable(f"{what}: the connection to the API server broke: {one_line(error)}", sent=True)

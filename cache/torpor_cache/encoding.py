@@ -40,12 +40,14 @@ def _varint(number: int) -> bytes:
     return bytes(parts)
 
 
-_SHORT = tuple(_varint(number) for number in range(1 << 14))
+# Lengths and numbers up to here are looked up: 100 KiB.
+_SHORT_MAX = 1 << 11
+_SHORT = tuple(_varint(number) for number in range(_SHORT_MAX))
 
 
 def varint(number: int) -> bytes:
     """A length or number as protobuf writes it."""
-    return _SHORT[number] if number < 1 << 14 else _varint(number)
+    return _SHORT[number] if number < _SHORT_MAX else _varint(number)
 
 
 def payload_of(subject: StoredObject, payload: Payload) -> bytes:
@@ -59,9 +61,9 @@ def payload_of(subject: StoredObject, payload: Payload) -> bytes:
             return subject.json
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def encode_keys(keys: tuple[ObjectKey, ...]) -> bytes:
-    """The fields `keys` of a Target; kept, since a key goes to every stream that asked for it."""
+    """The fields `keys` of a Target; kept, since a key goes to every stream that asked for it at the same time."""
     return cache_pb2.Target(
         keys=[cache_pb2.ObjectKey(namespace=key.namespace, name=key.name) for key in keys]
     ).SerializeToString()
@@ -82,9 +84,9 @@ def encode_delivery(targets: bytes, event: bytes) -> bytes:
 
 
 class EventEncoder:
-    """Encodes events once, however many subscribers they go to."""
+    """Encodes events once, however many subscribers they go to: they ask for one within moments of each other."""
 
-    def __init__(self, bytes_max: int = 8 * 1024 * 1024) -> None:
+    def __init__(self, bytes_max: int = 1024 * 1024) -> None:
         self.encoded = 0  # how often the work was really done
         self._bytes_max = bytes_max
         self._bytes = 0
@@ -102,6 +104,11 @@ class EventEncoder:
         field = b"".join((_EVENT, varint(len(event)), event))
         self._keep(identity, _Kept(emission, field))
         return field
+
+    def forget(self) -> None:
+        """Lets go of what is kept: nobody has asked for it lately."""
+        self._kept.clear()
+        self._bytes = 0
 
     def _keep(self, identity: object, kept: _Kept) -> None:
         if kept.weight > self._bytes_max // 4:

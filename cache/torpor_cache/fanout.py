@@ -60,7 +60,7 @@ class Takeover:
 Resume = Afresh | After | Takeover
 
 
-@dataclass(eq=False)
+@dataclass(slots=True, eq=False)
 class Member:
     """A subscription, the stream it is sent on, and the feed it hangs on."""
 

@@ -44,6 +44,12 @@ class Feeds:
         self._informers.release(seeker)
         return feed
 
+    def quiet(self) -> None:
+        """Called every now and then: what only recent changes need is not kept for nobody."""
+        self._encoder.forget()
+        for feed in self:
+            feed.informer.history.trim()
+
     def _forget(self, feed: Feed) -> None:
         if self._feeds.pop(feed.informer, None) is not None:
             self._informers.release(feed)

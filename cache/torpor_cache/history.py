@@ -2,9 +2,9 @@
 
 Readers older than the window get `Expired`, never a gap. Knows nothing of subscribers.
 
-The window: at least `window_s` and `changes_min` changes are kept, but never more than `bytes_max` of old states; a
-storm that fills that in less than the window shortens it (and its slow readers resynchronise) instead of taking the
-machine's memory.
+The window: what is younger than `window_s` is kept, but never more than `bytes_max` of old states; a storm that fills
+that in less than the window shortens it (and its slow readers resynchronise) instead of taking the machine's memory.
+Of what is older, as much stays as the last `changes_min` changes and `old_bytes_max` of old states allow.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class HistoryLimits:
 
     window_s: float = 90.0  # 75 s is promised; the rest covers what a slow trim or a late reader takes
     changes_min: int = 1_000
+    old_bytes_max: int = 256 * 1024  # beyond the window: a quiet cluster keeps little of a busy past
     bytes_max: int = 64 * 1024 * 1024
 
 
@@ -123,11 +124,12 @@ class History:
 
     def trim(self) -> None:
         """Drops what the limits no longer keep; called with each change, and when the scope is quiet by its owner."""
-        expired_s = self._clock.monotonic_s() - self._limits.window_s
-        while self._changes and (
-            self._bytes > self._limits.bytes_max
-            or (len(self._changes) > self._limits.changes_min and self._times_s[0] < expired_s)
-        ):
+        limits, expired_s = self._limits, self._clock.monotonic_s() - self._limits.window_s
+        while self._changes:
+            is_old = self._times_s[0] < expired_s
+            is_much = len(self._changes) > limits.changes_min or self._bytes > limits.old_bytes_max
+            if not (self._bytes > limits.bytes_max or (is_old and is_much)):
+                break
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:

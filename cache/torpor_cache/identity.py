@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -118,7 +119,8 @@ class Assignment:
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return None
         status = read.status or _Status()
-        return cls(read.spec.service_account_name, status.host or "", status.epoch or 0, version)
+        host = sys.intern(status.host or "")  # many operators name the same one
+        return cls(read.spec.service_account_name, host, status.epoch or 0, version)
 
 
 class Assignments:

@@ -560,6 +560,14 @@ class Informers:
         for informer in list(self._informers.values()):
             informer.detach(listener)
 
+    def whole(self, resource: Resource, namespace: str) -> Informer | None:
+        """A live informer that shows every object of the kind, in the namespace at least. Two looks into a table."""
+        for scope in (WatchScope(resource), WatchScope(resource, namespace)):
+            informer = self._informers.get(scope)
+            if informer is not None and informer.state is InformerState.SYNCED:
+                return informer
+        return None
+
     def covering(self, scope: WatchScope) -> Informer | None:
         """A live informer whose store shows everything of this scope; raises InvalidSelector."""
         scope = scope.normal()

@@ -202,7 +202,8 @@ def _stored(json: bytes, metadata: Metadata) -> StoredObject:
         version = parse_resource_version(metadata.resource_version)
     except InvalidResourceVersion as exc:
         raise MalformedObject(f"{metadata.namespace}/{metadata.name}: {exc}") from exc
-    return StoredObject(ObjectKey(metadata.namespace, metadata.name), metadata.uid, version, json, metadata)
+    key = ObjectKey(sys.intern(metadata.namespace), metadata.name)  # thousands of objects are in one namespace
+    return StoredObject(key, metadata.uid, version, json, metadata)
 
 
 def _partial(raw: bytes | memoryview) -> _Partial:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +37,8 @@ DELETIONS_MAX = 5_000  # a kind; about 2 KB each
 WATCHED_MAX = 1_000  # scopes
 WRITE_PAUSE_S = 0.05  # between batches: many acknowledgements of one key's position become one write
 _BYTES_MAX = 256 * 1024 * 1024
+# SQLite's own defaults here would be 32 MiB of pages, and as much of the file as there is mapped; it is read once.
+_SQLITE_PAGES = 64
 
 
 class _PositionRecord(msgspec.Struct, array_like=True):
@@ -111,12 +114,12 @@ class Positions:
 
     def acknowledge(self, operator: str, name: str, resource: Resource, position: Position) -> None:
         """Everything up to `position` is reconciled. Backwards within a history is ignored."""
-        key = (operator, name, str(resource))
+        key = _ack(operator, name, str(resource))
         known = self._positions.get(key)
         is_same = known is not None and known.history == position.history
         if is_same and known is not None and known.resource_version >= position.resource_version:
             return
-        self._positions[key] = position
+        self._positions[key] = Position(sys.intern(position.history), position.resource_version)
         self._acknowledged_kinds.add(key[2])
         record = _PositionRecord(*key, position.history, position.resource_version)
         self._save("position/" + "/".join(key), _encode(record))
@@ -238,8 +241,8 @@ class Positions:
             self._deletions.setdefault(record.resource, {})[record.history, change.key, change.uid] = change
 
     def _load_position(self, record: _PositionRecord) -> None:
-        key = (record.operator, record.name, record.resource)
-        self._positions[key] = Position(record.history, ResourceVersion(record.resource_version))
+        key = _ack(record.operator, record.name, record.resource)
+        self._positions[key] = Position(sys.intern(record.history), ResourceVersion(record.resource_version))
         self._acknowledged_kinds.add(record.resource)
 
     def _load_watched(self, record: _WatchedRecord) -> None:
@@ -247,6 +250,11 @@ class Positions:
         scope = WatchScope(resource, record.namespace, record.label_selector, record.field_selector)
         self._watched[scope] = Position(record.history, ResourceVersion(record.resource_version))
         self._acknowledged_kinds.add(record.resource)
+
+
+def _ack(operator: str, name: str, resource: str) -> Ack:
+    """Of texts that are there once: an operator has several subscriptions, and many have the same ones."""
+    return sys.intern(operator), sys.intern(name), sys.intern(resource)
 
 
 def _version(change: Change) -> ResourceVersion:
@@ -329,7 +337,15 @@ def _read(path: Path) -> tuple[Any, list[tuple[str, bytes]]]:
             return super().fetch(mode, filename, value, read)
 
     path.mkdir(mode=0o700, exist_ok=True)
-    disk = diskcache.Cache(str(path), disk=BytesDisk, eviction_policy="none", size_limit=_BYTES_MAX, cull_limit=0)
+    disk = diskcache.Cache(
+        str(path),
+        disk=BytesDisk,
+        eviction_policy="none",
+        size_limit=_BYTES_MAX,
+        cull_limit=0,
+        sqlite_cache_size=_SQLITE_PAGES,
+        sqlite_mmap_size=0,
+    )
     path.chmod(0o700)
     records = [(str(name), bytes(disk[name])) for name in disk.iterkeys()]
     return disk, records

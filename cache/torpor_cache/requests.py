@@ -163,7 +163,7 @@ class Requests:
         read = _read_of(path, resource)
         if read is None:
             return None
-        informer = self._informers.covering(read.scope)
+        informer = self._covering(read)
         if informer is None:
             return None
         question = _question(subject, read, path)
@@ -175,9 +175,13 @@ class Requests:
         if not await self._is_fresh(informer, resource, request.minimum):
             return None
         # From here on nothing is awaited: informer, store and position are one state.
-        if self._informers.covering(read.scope) is not informer:
+        if self._covering(read) is not informer:
             return None
         return _object_answer(informer, resource, path) if path.name else _list_answer(informer, read)
+
+    def _covering(self, read: _Read) -> Informer | None:
+        whole = self._informers.whole(read.resource, read.namespace)  # the usual case, without parsing selectors
+        return whole if whole is not None else self._informers.covering(read.scope)
 
     async def _is_fresh(
         self, informer: Informer, resource: Resource, minimum: Sequence[tuple[Resource, Position]]
@@ -257,11 +261,19 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A GET or LIST as a scope that has to be covered."""
+    """A GET or LIST, and what has to be covered for it."""
 
-    scope: WatchScope
+    resource: Resource
+    namespace: str
     labels: LabelSelector
     fields: FieldSelector
+
+    @property
+    def scope(self) -> WatchScope:
+        return WatchScope(self.resource, self.namespace, str(self.labels), str(self.fields))
+
+
+_NO_LABELS = LabelSelector()
 
 
 def accepts_json(accept: str) -> bool:
@@ -295,7 +307,7 @@ def _read_of(path: ApiPath, resource: Resource) -> _Read | None:
         if not names <= {"resourceVersion"}:
             return None
         fields = FieldSelector((FieldRequirement("metadata.name", True, path.name),))
-        return _Read(WatchScope(resource, path.namespace, "", str(fields)), LabelSelector(), fields)
+        return _Read(resource, path.namespace, _NO_LABELS, fields)
     if not names <= _LIST_PARAMETERS:
         return None
     try:
@@ -303,14 +315,15 @@ def _read_of(path: ApiPath, resource: Resource) -> _Read | None:
         fields = FieldSelector.parse(path.parameter("fieldSelector"))
     except InvalidSelector:
         return None  # the API server words the error
-    return _Read(WatchScope(resource, path.namespace, str(labels), str(fields)), labels, fields)
+    return _Read(resource, path.namespace, labels, fields)
 
 
 def _question(subject: Subject, read: _Read, path: ApiPath) -> Question:
-    resource = read.scope.resource
     if path.name:
-        return Question(subject.account, "get", resource, path.namespace, path.name)
-    return Question.about_collection(subject.account, "list", resource, path.namespace, str(read.labels), read.fields)
+        return Question(subject.account, "get", read.resource, path.namespace, path.name)
+    return Question.about_collection(
+        subject.account, "list", read.resource, path.namespace, str(read.labels), read.fields
+    )
 
 
 def _object_answer(informer: Informer, resource: Resource, path: ApiPath) -> Answer:
@@ -325,9 +338,9 @@ def _list_answer(informer: Informer, read: _Read) -> Answer | None:
         return None
     # What the watch selects already, perhaps by fields that only the API server can judge, is not selected again.
     fields = FieldSelector() if str(read.fields) == informer.scope.field_selector else read.fields
-    found = informer.store.select(read.scope.namespace, read.labels, fields)
+    found = informer.store.select(read.namespace, read.labels, fields)
     version = informer.position.resource_version
-    return Answer(Head(200, from_cache=True), _list_parts(informer.list_kind, read.scope.resource, version, found))
+    return Answer(Head(200, from_cache=True), _list_parts(informer.list_kind, read.resource, version, found))
 
 
 def _list_parts(

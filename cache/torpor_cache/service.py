@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import msgspec
 from torpor_services.clock import Clock, SystemClock
 from torpor_services.health import Readiness
+from torpor_services.memory import trim_heap
 from torpor_services.server import RunningServer, serving
 
 from torpor_cache.access import Access
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 OPERATORS_LIVE = "operators"
 WATCHES_LIVE = "watches"
 OPERATORS_RETRY_S = 1.0  # after a watch that was refused for good
+TIDY_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ async def running(
         tasks = [
             asyncio.create_task(_OperatorsWatch(informers, assignments, readiness).run(clock)),
             asyncio.create_task(_bookmark(feeds, clock, config.streams.bookmark_s)),
+            asyncio.create_task(_tidy(feeds, clock)),
         ]
         if config.access.watch_rbac:
             tasks.append(asyncio.create_task(rights.run()))
@@ -218,6 +221,14 @@ async def _bookmark(feeds: Feeds, clock: Clock, period_s: float) -> None:
         await clock.sleep(period_s)
         for feed in feeds:
             feed.bookmark()
+
+
+async def _tidy(feeds: Feeds, clock: Clock) -> None:
+    """Lets go of what only recent changes needed, and gives its memory back: a millisecond of a thread."""
+    while True:
+        await clock.sleep(TIDY_EVERY_S)
+        feeds.quiet()
+        await asyncio.to_thread(trim_heap)
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from torpor.cache.v1 import cache_pb2
@@ -24,7 +24,7 @@ from torpor_cache.access import Access, Question, ReviewFailed
 from torpor_cache.apiserver import ApiUnavailable
 from torpor_cache.breadth import Breadths
 from torpor_cache.config import AccessLimits, StreamLimits
-from torpor_cache.fanout import After, Feed, Member, Resume, StreamQueue, Takeover
+from torpor_cache.fanout import Afresh, After, Feed, Member, Resume, StreamQueue, Takeover
 from torpor_cache.feeds import Feeds
 from torpor_cache.identity import AnotherEpoch, Identities, IdentityUnknown, NotAllowedHere, Subject
 from torpor_cache.informers import InformerState, NotFresh, NotSynced
@@ -48,6 +48,7 @@ SYNC_WAIT_S = 30.0  # after which a subscriber is told that its kind is not list
 FRESH_WAIT_S = 3.0  # the same for a position that is ahead of the cache
 REFUSED_PAUSE_S = 1.0  # how soon a kind that is served again is shown to those who waited
 CREDIT_MAX = 2**31
+_BEGUN = Afresh()  # in place of what a client resumed from, which may name all that it knows
 
 Result = TypeVar("Result")
 Write = Callable[[bytes], Awaitable[None]]  # waits while the client does not read; raises ClientGone
@@ -83,13 +84,14 @@ class ShuttingDown(TorporError):
 class _Session:
     """One subscription of the stream, from request to end."""
 
-    __slots__ = ("member", "operator", "subject", "task", "wanted")
+    __slots__ = ("member", "operator", "questions", "subject", "task", "wanted")
 
     def __init__(self, member: Member, wanted: Wanted, operator: str) -> None:
         self.member = member
         self.wanted = wanted
         self.operator = operator
         self.subject: Subject | None = None
+        self.questions: tuple[Question, ...] = ()  # about its rights, once the subject is known
         self.task: asyncio.Task[None] | None = None
 
 
@@ -196,7 +198,7 @@ class WatchStream:
     async def _set_up(self, session: _Session) -> None:
         member = session.member
         try:
-            session.subject = await self._until(member, lambda: self._admit(session))
+            session.subject, session.questions = await self._until(member, lambda: self._admit(session))
             scope = session.wanted.scope
             if session.wanted.name:
                 self._parts.positions.expect(scope.resource)  # before the watch, so that it misses no deletion
@@ -216,6 +218,7 @@ class WatchStream:
                 await self._wait_synced(member, feed)  # another history may have begun meanwhile
             if member.subscription.state is State.WAITING:
                 feed.begin(member, self._resume(session, feed))
+                session.wanted = replace(session.wanted, resume=_BEGUN)
         except RefusedSubscription as exc:
             member.fail(exc.status, final=True)
         except (UnknownResource, InvalidSelector) as exc:
@@ -225,18 +228,21 @@ class WatchStream:
             log.exception("a subscription failed", extra={"operator": session.operator})
             message = f"the subscription failed in the cache: {type(exc).__name__}: {one_line(exc, 200)}"
             member.fail(status_json(500, "InternalError", message), final=True)
+        finally:
+            session.task = None
 
-    async def _admit(self, session: _Session) -> Subject:
-        """Identity and rights; raises RefusedSubscription, or what `_until` tries again."""
+    async def _admit(self, session: _Session) -> tuple[Subject, tuple[Question, ...]]:
+        """Identity, and the questions that were answered yes; RefusedSubscription, or what `_until` tries again."""
         try:
             subject = await self._parts.identities.resolve(self.peer, session.wanted.caller)
         except AnotherEpoch as exc:
             raise RefusedSubscription(status_json(403, "AnotherEpoch", str(exc))) from exc
         except NotAllowedHere as exc:
             raise RefusedSubscription(status_json(403, "Forbidden", str(exc))) from exc
-        for question in _questions(subject, session.wanted):
+        questions = _questions(subject, session.wanted)
+        for question in questions:
             await self._check(question, self._parts.access.may)
-        return subject
+        return subject, questions
 
     @staticmethod
     async def _check(question: Question, ask: Callable[[Question], Awaitable[object]]) -> None:
@@ -332,10 +338,9 @@ class WatchStream:
 
     async def _recheck(self, session: _Session, verdicts: dict[object, bytes | None]) -> None:
         """Each question once a round, whatever the number of subscriptions that depend on it."""
-        assert session.subject is not None
         try:
             await self._parts.identities.resolve(self.peer, session.wanted.caller)
-            for question in _questions(session.subject, session.wanted):
+            for question in session.questions:
                 if question not in verdicts:
                     verdicts[question] = await self._verdict(question)
                 if (refusal := verdicts[question]) is not None:

@@ -64,6 +64,15 @@ class TakeoverAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnerAsked:
+    """An OwnerMapping whose kind is not looked up yet."""
+
+    owner: Resource
+    any_owner: bool
+    cluster_scoped: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Wanted:
     """What a client subscribes to."""
 
@@ -73,7 +82,7 @@ class Wanted:
     labels: LabelSelector
     fields: FieldSelector
     predicates: tuple[Predicate, ...]
-    mappings: tuple[cache_pb2.Mapping, ...]
+    mappings: tuple[Mapping | OwnerAsked, ...]
     payload: Payload
     resume: Afresh | After | TakeoverAsked
     credit: int
@@ -86,7 +95,7 @@ class Wanted:
             labels=LabelSelector() if scope.label_selector == str(self.labels) else self.labels,
             fields=FieldSelector() if scope.field_selector == str(self.fields) else self.fields,
             predicates=self.predicates,
-            mappings=tuple([await _mapping(mapping, kinds) for mapping in self.mappings]) or SELF_MAPPINGS,
+            mappings=await _resolved(self.mappings, kinds),
         )
 
     def may_concern(self, change: Change) -> bool:
@@ -135,7 +144,7 @@ def read_subscribe(message: cache_pb2.Subscribe) -> Wanted:
         labels=labels,
         fields=fields,
         predicates=_predicates(message),
-        mappings=tuple(message.mappings),
+        mappings=tuple(map(_asked, message.mappings)) or SELF_MAPPINGS,
         payload=_PAYLOADS[message.payload],
         resume=resume,
         credit=message.initial_credit or CREDIT_DEFAULT,
@@ -193,12 +202,13 @@ def _check_mapping(mapping: cache_pb2.Mapping) -> None:
             raise _bad("a mapping is empty, or of a kind that this cache does not know")
 
 
-async def _mapping(mapping: cache_pb2.Mapping, kinds: Kinds) -> Mapping:
+def _asked(mapping: cache_pb2.Mapping) -> Mapping | OwnerAsked:
+    # A value of our own: a part of a message keeps the memory of the whole message.
     match mapping.WhichOneof("mapping"):
         case "owner":
             owner = mapping.owner.owner
-            kind = await kinds.kind_of(Resource(owner.group, owner.version, owner.resource))
-            return OwnerMapping(owner.group, kind, mapping.owner.any_owner, mapping.owner.cluster_scoped)
+            resource = Resource(owner.group, owner.version, owner.resource)
+            return OwnerAsked(resource, mapping.owner.any_owner, mapping.owner.cluster_scoped)
         case "label":
             return LabelMapping(mapping.label)
         case "annotation":
@@ -207,6 +217,17 @@ async def _mapping(mapping: cache_pb2.Mapping, kinds: Kinds) -> Mapping:
             return CodeMapping()
         case _:
             return SelfMapping()
+
+
+async def _resolved(mappings: tuple[Mapping | OwnerAsked, ...], kinds: Kinds) -> tuple[Mapping, ...]:
+    found: list[Mapping] = []
+    for mapping in mappings:
+        if isinstance(mapping, OwnerAsked):
+            kind = await kinds.kind_of(mapping.owner)
+            found.append(OwnerMapping(mapping.owner.group, kind, mapping.any_owner, mapping.cluster_scoped))
+        else:
+            found.append(mapping)
+    return SELF_MAPPINGS if tuple(found) == SELF_MAPPINGS else tuple(found)
 
 
 def _bad(message: str) -> RefusedSubscription:

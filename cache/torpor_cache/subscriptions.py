@@ -16,7 +16,6 @@ Pure: no tasks, no clock, no gRPC. Everything happens between two awaits of the 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
@@ -138,6 +137,9 @@ class Filter:
         return united(old, new)
 
 
+EVERYTHING = Filter()
+
+
 def united(first: tuple[ObjectKey, ...], second: tuple[ObjectKey, ...]) -> tuple[ObjectKey, ...]:
     """Both, each key once; the oldest KEYS_MAX - len(second) and all of the second."""
     if first == second or not second:
@@ -240,27 +242,26 @@ class State(Enum):
     ENDED = "ended"
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class Subscription:
-    """The state of one subscription; `id` is the client's number for it."""
+    """The state of one subscription; `id` is the client's number for it. Idle ones hold no table that was ever full."""
 
     id: int
-    filter: Filter = field(default_factory=Filter)  # set before it begins
+    filter: Filter = EVERYTHING  # set before it begins
     payload: Payload = Payload.KEY
     credit: int = CREDIT_DEFAULT
     pending_max: int = 100_000
-
-    def __post_init__(self) -> None:
-        self.state = State.WAITING
-        self.pending: dict[ObjectKey, Pending] = {}
-        self.remaining: dict[ObjectKey, None] = {}
-        self._overtaken: set[ObjectKey] = set()  # of the snapshot, to be shown by unsent live changes
-        self.sent = 0
-        self.coalesced = 0
-        self._resumable = False
-        self._controls: deque[Emission] = deque()
-        self._sent_version = NO_VERSION
-        self._sync_version = NO_VERSION
+    state: State = field(default=State.WAITING, init=False)
+    pending: dict[ObjectKey, Pending] = field(default_factory=dict, init=False)
+    remaining: dict[ObjectKey, None] = field(default_factory=dict, init=False)
+    sent: int = field(default=0, init=False)
+    coalesced: int = field(default=0, init=False)
+    # Of the snapshot, to be shown by unsent live changes.
+    _overtaken: dict[ObjectKey, None] = field(default_factory=dict, init=False)
+    _controls: list[Emission] = field(default_factory=list, init=False)  # three at most
+    _resumable: bool = field(default=False, init=False)
+    _sent_version: ResourceVersion = field(default=NO_VERSION, init=False)
+    _sync_version: ResourceVersion = field(default=NO_VERSION, init=False)
 
     # ---- what arrives
 
@@ -269,7 +270,7 @@ class Subscription:
         key = occurrence.change.key
         if key in self.remaining:
             del self.remaining[key]
-            self._overtaken.add(key)
+            self._overtaken[key] = None
         return self._keep(key, occurrence, outcome, floor)
 
     def offer_gone(self, occurrence: Occurrence, outcome: Outcome) -> bool:
@@ -328,9 +329,7 @@ class Subscription:
             self._controls.append(Emission(EventType.BOOKMARK, None, self._sent_version))
 
     def _clear(self) -> None:
-        self.pending.clear()
-        self.remaining.clear()
-        self._overtaken.clear()
+        self.pending, self.remaining, self._overtaken = {}, {}, {}
         self._controls.clear()
 
     # ---- what leaves
@@ -362,9 +361,11 @@ class Subscription:
 
     def take_control(self) -> Emission | None:
         if self._controls:
-            return self._controls.popleft()
+            return self._controls.pop(0)
         if self._sync_due():
             self.state = State.LIVE
+            # Emptied dictionaries keep the table they have grown to; new ones have none.
+            self.remaining, self._overtaken = {}, {}
             self._resumable = True
             self._sent_version = max(self._sent_version, self._sync_version)
             return Emission(EventType.SYNCED, None, self.resume_point)
@@ -395,8 +396,10 @@ class Subscription:
             entry, self.pending[key].gone = entry.gone, None
         else:
             del self.pending[key]
+            if not self.pending:
+                self.pending = {}
             if self._overtaken:
-                self._overtaken.discard(key)
+                self._overtaken.pop(key, None)
             version = entry.occurrence.change.resource_version
             if version > self._sent_version:
                 self._sent_version = version

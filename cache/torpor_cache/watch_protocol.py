@@ -50,6 +50,7 @@ class Failure(msgspec.Struct, frozen=True):
     message: str
     status: dict[str, Any] = {}
     retry_after_s: float | None = None
+    nobody_listens: bool = False  # the connection was refused: trying again is cheap
 
 
 class Traits(msgspec.Struct, frozen=True):

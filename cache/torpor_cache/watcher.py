@@ -90,6 +90,8 @@ class WatchLimits:
     refused_retry_initial_s: float = 0.2  # no rights, no such kind: an operator and its CRD are often applied together
     refused_retry_factor: float = 1.5  # 6 tries in the first 4 s, while a mesh installs what it watches
     refused_retry_max_s: float = 30.0
+    # A refused connection costs nobody anything: with the jitter at most 5 s. 429 and 5xx: to 30 s, as client-go.
+    nobody_listens_retry_max_s: float = 4.0
 
 
 class WatchSilent(Exception):
@@ -281,8 +283,7 @@ class Watcher:
         return event
 
     async def _wait(self, wait: Wait) -> Event:
-        backoff = self._slow if wait.slowly else self._backoff
-        delay_s = max(backoff.next_delay_s(), wait.failure.retry_after_s or 0.0)
+        delay_s = max(self._back_off_s(wait), wait.failure.retry_after_s or 0.0)
         logger.log(
             logging.WARNING if wait.slowly else logging.INFO,
             *("%s: %s; again in %.1f s", self._path, wait.failure.message, delay_s),
@@ -293,6 +294,13 @@ class Watcher:
         except TimeoutError:
             pass
         return Elapsed()
+
+    def _back_off_s(self, wait: Wait) -> float:
+        if wait.slowly:
+            return self._slow.next_delay_s()
+        if wait.failure.nobody_listens:
+            return self._backoff.next_delay_s(self._limits.nobody_listens_retry_max_s)
+        return self._backoff.next_delay_s()
 
     async def _fetch(self, continue_token: str, limit: int) -> Event:
         query = self._scope.query() | {"limit": str(limit)}
@@ -383,8 +391,11 @@ class Watcher:
 
 
 def _unreachable(error: Exception) -> Failure:
-    retry_after_s = error.retry_after_s if isinstance(error, ApiUnavailable) else None
-    return Failure(FailureKind.UNREACHABLE, str(error), retry_after_s=retry_after_s)
+    if not isinstance(error, ApiUnavailable):
+        return Failure(FailureKind.UNREACHABLE, str(error))
+    return Failure(
+        FailureKind.UNREACHABLE, str(error), retry_after_s=error.retry_after_s, nobody_listens=error.nobody_listens
+    )
 
 
 class WatchStream:

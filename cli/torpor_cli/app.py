@@ -99,7 +99,7 @@ def describe(operator: str, /, *, mesh: MeshName = "default", output: Output = "
 @app.command
 def top(
     *,
-    count: Annotated[int | None, Parameter(help="Refreshes before it ends; default: until Ctrl-C.")] = None,
+    count: Annotated[int | None, Parameter(help="Refreshes before it ends, 1 or more; default: until Ctrl-C.")] = None,
     mesh: MeshName = "default",
     output: Output = "table",
 ) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from torpor_services.crd import KIND
+from torpor_services.crd import GROUP, KIND, PLURAL, VERSION
 
+from torpor_cli.errors import CommandFailed
 from torpor_cli.kube import ApiError, KubeClient, connect, name_of
 from torpor_cli.manifests import read_folder, torpor_objects
 from torpor_cli.mesh import Say
@@ -21,7 +22,9 @@ _RETRIES, _RETRY_S = 40, 0.25
 async def install(kubeconfig: Path | None, context: str, say: Say) -> list[str]:
     """The definition, accounts and rights; returns what was applied. Raises CommandFailed."""
     async with connect(kubeconfig, context) as kube:
-        return await apply_all(kube, torpor_objects(), say)
+        applied = await apply_all(kube, torpor_objects(), say)
+        await _served(kube)
+        return applied
 
 
 async def apply_folder(folder: Path, kubeconfig: Path | None, context: str, say: Say) -> list[str]:
@@ -29,6 +32,16 @@ async def apply_folder(folder: Path, kubeconfig: Path | None, context: str, say:
     objects = await asyncio.to_thread(_pinned_objects, folder)
     async with connect(kubeconfig, context) as kube:
         return await apply_all(kube, objects, say)
+
+
+async def _served(kube: KubeClient) -> None:
+    """Until WasmOperators can be asked for, whatever the answer: services that watch them may start."""
+    for _ in range(_RETRIES):
+        status, _ = await kube.request("GET", f"/apis/{GROUP}/{VERSION}/{PLURAL}?limit=1")
+        if status != 404:
+            return
+        await asyncio.sleep(_RETRY_S)
+    raise CommandFailed("the WasmOperator definition was accepted, but the API server does not serve it")
 
 
 def _pinned_objects(folder: Path) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from typing import Any
 
@@ -13,7 +14,7 @@ from torpor.scheduler.v1 import scheduler_pb2 as scheduler
 from torpor_cli.clients import Services, operator_id, services
 from torpor_cli.errors import CommandFailed
 from torpor_cli.output import Format, print_json, print_table, seconds, size, table, terminal_width
-from torpor_cli.rundir import RunDir
+from torpor_cli.service_logs import service_log
 from torpor_cli.views import as_json, fitting, operator_name
 
 
@@ -57,6 +58,8 @@ async def top(mesh: str, *, count: int | None) -> None:
     """A live table until Ctrl-C, or `count` refreshes, one a second."""
     from rich.live import Live
 
+    if count is not None and count < 1:
+        raise CommandFailed(f"--count {count}: it refreshes at least once; leave it out to go on until Ctrl-C")
     async with services(mesh) as mesh_services:
         with Live(auto_refresh=False) as live:
             while count is None or count > 0:
@@ -90,7 +93,9 @@ async def logs(
     if tail < 0:
         raise CommandFailed(f"--tail {tail}: lines cannot be fewer than 0, which stands for all")
     if service is not None:
-        _service_log(mesh, service, tail)
+        if operator is not None:
+            raise CommandFailed(f"--service {service} and the operator {operator} exclude each other")
+        await service_log(mesh, service, follow=follow, tail=tail, output=output)
         return
     request = pb.LogsRequest(follow=follow, tail=tail)
     if operator is not None:
@@ -159,15 +164,7 @@ def _print_line(line: pb.LogLine, output: Format) -> None:
     if output == "json":
         print_json({"operator": operator_name(line.operator), "unix_ns": line.unix_ns, "level": line.level,
                     "text": line.text, "trace_id": line.trace_id})  # fmt: skip
+        sys.stdout.flush()
         return
     stamp = time.strftime("%H:%M:%S", time.localtime(line.unix_ns / 1e9))
     print(f"{stamp} {line.level:7} {operator_name(line.operator)}: {line.text}", flush=True)
-
-
-def _service_log(mesh: str, service: str, tail: int) -> None:
-    path = RunDir.named(mesh).logs / f"{service}.log"
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError as exc:
-        raise CommandFailed(f"no log of {service}: {exc.strerror} ({path})") from exc
-    print("\n".join(lines[-tail:] if tail else lines))

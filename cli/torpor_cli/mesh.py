@@ -1,5 +1,7 @@
 """The mesh on this machine: the devcluster if wanted, then cache, scheduler and host as processes.
 
+Torpor's own definitions are installed before anything watches them.
+
     async with mesh(options, say=print) as running:
         await running.wait_failed()
 
@@ -13,10 +15,11 @@ import os
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -25,13 +28,14 @@ from torpor_services.channels import open_channel
 from torpor_services.security import Identity, TlsFiles
 
 from torpor_cli.errors import CommandFailed
-from torpor_cli.processes import Child, python
+from torpor_cli.processes import Child, python, run_command
 from torpor_cli.rundir import MeshFile, RunDir
 
 CLIENT = Identity("client", "cli")
 _DEVCLUSTER_READY_S = 20.0
 
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -70,14 +74,19 @@ class RunningMesh:
 
     async def wait_ready(self, service: str) -> None:
         """Until the service's health says SERVING; raises CommandFailed if it cannot be kept running."""
-        ready = asyncio.create_task(_serving(self.run_dir.socket(service)))
+        await self.unless_failed(_serving(self.run_dir.socket(service)))
+
+    async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` gives; raises CommandFailed if a service cannot be kept running meanwhile."""
+        wanted = asyncio.create_task(work)
         failed = asyncio.create_task(self.wait_failed())
         try:
-            done, _ = await asyncio.wait({ready, failed}, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await asyncio.wait({wanted, failed}, return_when=asyncio.FIRST_COMPLETED)
+            if failed.done():
+                failed.result()
+            return await wanted
         finally:
-            ready.cancel()
+            wanted.cancel()
             failed.cancel()
 
     def child(self, name: str) -> Child:
@@ -109,6 +118,9 @@ async def mesh(options: MeshOptions, say: Say) -> AsyncIterator[RunningMesh]:
             child = Child(name, python(module), environment, run_dir.logs / f"{name}.log", say)
             children.append(child)
             await child.start()
+            if name == "cache":
+                # Scheduler and host watch WasmOperators at once: without the definition that is an error.
+                await run_command(["install-crds"], kubeconfig, options.context)
         run_dir.write(_mesh_file(run_dir, kubeconfig, options))
         yield RunningMesh(run_dir, children, kubeconfig, options.context)
     finally:

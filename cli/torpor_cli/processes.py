@@ -113,3 +113,23 @@ def python(module: str, *arguments: str) -> list[str]:
     """The command that runs a module with this interpreter."""
     # -P: a file of the working directory, such as an operator.py, must not stand for one of the standard library.
     return [sys.executable, "-P", "-m", module, *arguments]
+
+
+async def run_command(arguments: Sequence[str], kubeconfig: Path | None, context: str) -> None:
+    """A command of ours in a short-lived process: what it imports (55 MB) does not stay. Raises CommandFailed."""
+    command = python("torpor_cli", *arguments)
+    if kubeconfig is not None:
+        command += ["--kubeconfig", str(kubeconfig)]
+    if context:
+        command += ["--context", context]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        _, errors = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        await process.wait()
+        raise
+    if process.returncode:
+        raise CommandFailed(errors.decode("utf-8", "replace").strip().removeprefix("torpor: ") or "it failed")

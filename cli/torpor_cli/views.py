@@ -22,6 +22,11 @@ def phase(state: pb.OperatorState) -> str:
     return scheduler.Phase.Name(state.phase).capitalize()
 
 
+def shown_phase(state: pb.OperatorState) -> str:
+    """Degraded instead, as `kubectl get pods` shows CrashLoopBackOff, where its reconciles fail one after another."""
+    return "Degraded" if state.degraded and state.phase != scheduler.FAILED else phase(state)
+
+
 def operator_name(operator: scheduler.OperatorId) -> str:
     return f"{operator.namespace}/{operator.name}"
 
@@ -32,7 +37,7 @@ def row(state: pb.OperatorState) -> tuple[str, ...]:
     now_ns = time.time_ns()
     return (
         operator_name(state.operator),
-        phase(state),
+        shown_phase(state),
         age(now_ns - state.last_event_unix_ns) if state.last_event_unix_ns else "-",
         age(state.next_wake_unix_ns - now_ns) if state.next_wake_unix_ns else "-",
         str(state.wakes),
@@ -59,12 +64,15 @@ def as_json(state: pb.OperatorState) -> dict[str, Any]:
     return {
         "operator": operator_name(state.operator),
         "phase": phase(state),
+        "ready": state.ready,
+        "degraded": state.degraded,
         "epoch": state.epoch,
         "form": state.form,
         "last_event_unix_ns": state.last_event_unix_ns or None,
         "next_wake_unix_ns": state.next_wake_unix_ns or None,
         "wakes": state.wakes,
         "reconciles": state.reconciles,
+        "own_writes": state.own_writes,
         "errors": state.errors,
         "last_error": state.last_error,
         "queued": state.queued,

@@ -43,9 +43,14 @@ class ArtifactStoreFailed(Exception):
 class Artifact:
     """A file of the store. `sha256` is what its content must have; only `ArtifactStore.verified` proves it has."""
 
-    path: Path
+    # Absolute. A Path that has been used is five times as large, and a sleeping operator has three.
+    name: str
     sha256: str
     size: int
+
+    @property
+    def path(self) -> Path:
+        return Path(self.name)
 
 
 _Signature = tuple[int, int, int, int, int]
@@ -56,8 +61,8 @@ class ArtifactStore:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._verified: dict[Path, _Signature] = {}
-        self._touched: dict[Path, float] = {}
+        self._verified: dict[str, _Signature] = {}
+        self._touched: dict[str, float] = {}
         with _explained(root):
             for folder in (root, root / "tmp", root / "locks"):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -74,25 +79,43 @@ class ArtifactStore:
         for path in paths:
             if len(path.name) == 64 and _KEY.match(path.name):
                 with contextlib.suppress(FileNotFoundError):
-                    return Artifact(path, path.name, path.stat().st_size)
+                    return Artifact(str(path), path.name, path.stat().st_size)
         return None
 
     def verified(self, artifact: Artifact) -> bool:
         """Whether the file has the content it was written with. Reads it whole once a process and change of the file
         (1 GB/s); a wrong one is removed."""
         try:
-            signature = _signature(artifact.path)
-            self._touch(artifact.path)
-            if self._verified.get(artifact.path) == signature:
+            signature = _signature(artifact.name)
+            self._touch(artifact.name)
+            if self._verified.get(artifact.name) == signature:
                 return True
             digest = sha256_of_file(artifact.path)
         except FileNotFoundError:
             return False
-        if digest == artifact.sha256 and signature == _signature(artifact.path):
-            self._verified[artifact.path] = signature
+        if digest == artifact.sha256 and signature == _signature(artifact.name):
+            self._verified[artifact.name] = signature
             return True
         self.remove(artifact)
         return False
+
+    def opened(self, artifact: Artifact) -> int | None:
+        """A descriptor of a file that is `verified` and has its size, to be closed by the caller; None if it is
+        missing or damaged. It is the file opened that was verified, whatever its name means meanwhile."""
+        try:
+            descriptor = os.open(artifact.name, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        signature = _signature_of(os.fstat(descriptor))
+        if self._verified.get(artifact.name) == signature:
+            self._touch(artifact.name)
+        elif not self.verified(artifact) or self._verified.get(artifact.name) != signature:
+            os.close(descriptor)
+            return None
+        if signature[2] != artifact.size:
+            os.close(descriptor)
+            return None
+        return descriptor
 
     def load(self, kind: str, key: str) -> Artifact | None:
         """`find` and `verified` in one."""
@@ -130,8 +153,8 @@ class ArtifactStore:
 
     def remove(self, artifact: Artifact) -> None:
         """Forgets a file. Who has it mapped keeps it."""
-        self._verified.pop(artifact.path, None)
-        self._touched.pop(artifact.path, None)
+        self._verified.pop(artifact.name, None)
+        self._touched.pop(artifact.name, None)
         with contextlib.suppress(FileNotFoundError):
             artifact.path.unlink()
         with contextlib.suppress(OSError):
@@ -144,7 +167,7 @@ class ArtifactStore:
             with contextlib.suppress(FileNotFoundError):
                 if _KEY.match(path.name) and path.is_file():
                     used, status = path.parent.stat().st_mtime, path.stat()
-                    found.append((used, status.st_blocks * 512, Artifact(path, path.name, status.st_size)))
+                    found.append((used, status.st_blocks * 512, Artifact(str(path), path.name, status.st_size)))
         excess, freed, now = sum(size for _used, size, _artifact in found) - bytes_max, 0, time.time()
         for used, size, artifact in sorted(found, key=lambda item: item[0]):
             if freed >= excess or now - used < unused_s:
@@ -198,13 +221,13 @@ class ArtifactStore:
                 temporary.replace(path)
                 return value
 
-    def _touch(self, path: Path) -> None:
+    def _touch(self, name: str) -> None:
         """Notes a use, at most once an hour: this is asked at every wake."""
         now = time.monotonic()
-        if now - self._touched.get(path, -_TOUCH_S) >= _TOUCH_S:
-            self._touched[path] = now
+        if now - self._touched.get(name, -_TOUCH_S) >= _TOUCH_S:
+            self._touched[name] = now
             with contextlib.suppress(OSError):
-                os.utime(path.parent)
+                os.utime(Path(name).parent)
 
     def _folder(self, kind: str, key: str) -> Path:
         if not _KIND.match(kind) or not _KEY.match(key):
@@ -222,9 +245,10 @@ class ArtifactStore:
         _fsync_folder(folder)
         for other in folder.iterdir():
             if other != path:
-                self.remove(Artifact(other, other.name, 0))
-        self._verified[path] = _signature(path)
-        return Artifact(path, digest, size)
+                self.remove(Artifact(str(other), other.name, 0))
+        artifact = Artifact(str(path), digest, size)
+        self._verified[artifact.name] = _signature(artifact.name)
+        return artifact
 
     def _sweep(self) -> None:
         """Removes temporaries of processes that are gone."""
@@ -244,9 +268,12 @@ def sha256_of_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _signature(path: Path) -> _Signature:
+def _signature(name: str) -> _Signature:
     """Changes whenever the content may have changed (ctime cannot be set back without root)."""
-    status = path.stat()
+    return _signature_of(Path(name).stat())
+
+
+def _signature_of(status: os.stat_result) -> _Signature:
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 

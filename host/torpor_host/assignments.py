@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ from torpor.cache.v1 import cache_pb2
 from torpor_services import crd
 from torpor_services.clock import Clock
 
+from torpor_host import operator_spec
 from torpor_host.api import MERGE_PATCH, ApiUnavailable, KubeApi
 from torpor_host.lease import NAME_PREFIX, Observation
 from torpor_host.operator_spec import OperatorId
@@ -227,7 +229,7 @@ class Assignments:
         if subscription is self._leases_watch:
             self._lease_event(event)
             return
-        operator_id = OperatorId((event.key.namespace, event.key.name))
+        operator_id = operator_spec.operator_id(event.key.namespace, event.key.name)
         if event.type == Event.DELETED:
             self._deleted(operator_id, event.uid)
         else:
@@ -273,7 +275,7 @@ class Assignments:
                 uid=str(metadata["uid"]),
                 resource_version=str(metadata["resourceVersion"]),
                 generation=int(metadata.get("generation", 0)),
-                host=str(status.get("host") or ""),
+                host=sys.intern(str(status.get("host") or "")),
                 epoch=int(status.get("epoch") or 0),
             )
         except (msgspec.DecodeError, RecursionError, KeyError, TypeError, ValueError, AttributeError) as exc:
@@ -283,6 +285,8 @@ class Assignments:
             self._seen.add(operator_id)
         known = self._entries.get(operator_id)
         if known is not None:
+            if known.uid == entry.uid:
+                entry.uid = known.uid  # one text
             if known.uid == entry.uid and _version(entry.resource_version) < _version(known.resource_version):
                 return
             if known.uid != entry.uid:

@@ -64,10 +64,10 @@ def _message(guest: GuestContext, arguments: list[int]) -> bytes | None:
     return guest.memory.read(pointer, length)
 
 
-def _hold(guest: GuestContext, result: bytes, too_large: bytes) -> int:
-    """Keeps the result for `take`; one that is too long is replaced."""
-    guest.pending = result if len(result) <= guest.limits.message_bytes_max else too_large
-    return len(guest.pending)
+def _hold(guest: GuestContext, result: bytes) -> int:
+    """Keeps the result for `take`."""
+    guest.pending = result
+    return len(result)
 
 
 def _ended(guest: GuestContext) -> tuple[CallError, str] | None:
@@ -111,13 +111,14 @@ def _answer(guest: GuestContext, call: Callable[[], CallResponse]) -> int:
         response = CallResponse.failed(*ended)
     else:
         try:
-            with guest.calls.blocking():
-                response = call()
+            response = call()
         except Exception as exc:
             _log.exception("a host call failed")
             response = CallResponse.failed(CallError.UNAVAILABLE, f"the host failed: {type(exc).__name__}: {exc}"[:300])
-    too_large = abi.encode_call_response(CallResponse.failed(CallError.TOO_LARGE, _too_large(guest)))
-    return _hold(guest, abi.encode_call_response(response), too_large)
+    encoded = abi.encode_call_response(response)
+    if len(encoded) > guest.limits.message_bytes_max:
+        encoded = abi.encode_call_response(CallResponse.failed(CallError.TOO_LARGE, _too_large(guest)))
+    return _hold(guest, encoded)
 
 
 def _http_fetch(guest: GuestContext, arguments: list[int]) -> int:
@@ -133,19 +134,21 @@ def _http_fetch(guest: GuestContext, arguments: list[int]) -> int:
         response = FetchResponse.failed(*ended)
     else:
         try:
-            with guest.calls.blocking():
-                response = guest.calls.http_fetch(request, guest.deadline.within(timeout_s))
+            response = guest.calls.http_fetch(request, guest.deadline.within(timeout_s))
         except Exception as exc:
             _log.exception("a host call failed")
             response = FetchResponse.failed(
                 CallError.UNAVAILABLE, f"the host failed: {type(exc).__name__}: {exc}"[:300]
             )
-    too_large = abi.encode_fetch_response(FetchResponse.failed(CallError.TOO_LARGE, _too_large(guest)))
-    return _hold(guest, abi.encode_fetch_response(response), too_large)
+    encoded = abi.encode_fetch_response(response)
+    if len(encoded) > guest.limits.message_bytes_max:
+        encoded = abi.encode_fetch_response(FetchResponse.failed(CallError.TOO_LARGE, _too_large(guest)))
+    return _hold(guest, encoded)
 
 
 def _config(guest: GuestContext, _arguments: list[int]) -> int:
-    return _hold(guest, guest.calls.config(), b'{"config": {}, "env": {}}')
+    settings = guest.calls.config()
+    return _hold(guest, settings if len(settings) <= guest.limits.message_bytes_max else b'{"config": {}, "env": {}}')
 
 
 def _log_line(guest: GuestContext, arguments: list[int]) -> int:

@@ -1,9 +1,9 @@
 """What a guest can ask of its host: the requests, the answers, and the protocol that the runtime implements.
 
 The engine half reads a guest's bytes, makes these values of them, calls `HostCalls` and writes the answer back. All
-methods are called on the thread that runs the guest and may block up to the deadline they are given. The engine checks
-the deadline before each call, wraps what blocks in `blocking()`, turns an exception into `unavailable`, and calls
-nothing here while an image is built.
+methods are called on the thread that runs the guest and may block up to the deadline they are given; those that wait
+long give the CPU slot back meanwhile. The engine checks the deadline before each call, turns an exception into
+`unavailable`, and calls nothing here while an image is built.
 """
 
 from __future__ import annotations
@@ -107,4 +107,4 @@ class HostCalls(Protocol):
         """A line: 0 debug, 1 info, 2 warning, 3 error; stdout comes as 1, stderr as 2. Must not block."""
 
     def blocking(self) -> AbstractContextManager[object]:
-        """Entered around every wait of the guest's thread (host calls, sleeping): give the CPU slot back inside it."""
+        """Entered around the guest's sleeping: give the CPU slot back inside it."""

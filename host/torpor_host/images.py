@@ -1,9 +1,11 @@
 """Images: a guest's memory and mutable globals right after initialisation and `describe`, on disk, shared by all wakes.
 
 A base is the whole memory in one file whose zero pages are holes. An overlay is what one Python operator changed over
-its base: runs of pages, with gaps of up to 4 pages filled (fewer maps, 379 to 406 kB private an instance as measured).
-Taking an image reads a guest that does not run; laying one puts it, copy-on-write, over fresh memory. Whether a module
-may have an image at all, and whether a wake from it is right, is decided elsewhere (`wasm_code`, `install`).
+its base: runs of pages. Those that are new (the base has nothing there: the operator's own objects) are mapped, with
+gaps of up to 4 pages filled. Those that the base has too are few, scattered, and mostly written to again by each wake:
+they are copied, all by one call, which costs less than a map and a fault for each. Taking an image reads a guest that
+does not run; laying one puts it over fresh memory. Whether a module may have an image at all, and whether a wake from
+it is right, is decided elsewhere (`wasm_code`, `install`).
 """
 
 from __future__ import annotations
@@ -14,17 +16,19 @@ import hashlib
 import mmap
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from torpor_host import native
 from torpor_host.artifacts import Artifact, ArtifactStore
-from torpor_host.dirty_pages import Range, merged, written_ranges
+from torpor_host.dirty_pages import Range, merged, page_count, written_ranges
 from torpor_host.native import PAGE, GuestMemory
 
 _GAP = 4  # pages; measured: 151 maps an operator instead of 267, the same private memory
+_MAPPED_MIN = 4  # pages; a shorter run is copied
+COPIED_MAX = 128  # pages; an operator that changed more of the base has them mapped: copies are private memory
 _CHUNK = 64 * PAGE
 _RUN = struct.Struct("<II")
 _IOV_MAX = 1000  # the kernel's is 1024
@@ -36,17 +40,23 @@ class ImageLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """Pages over a base. `runs` packs (first page, pages) of memory; the file holds them one after the other."""
+    """Pages over a base. `runs` packs (first page, pages) of memory, and the file holds them one after the other: first
+    `copied` ascending runs that a wake copies, then ascending ones that it maps."""
 
     pages: Artifact
     runs: bytes
+    copied: int
 
-    def ranges(self) -> list[Range]:
-        return list(_RUN.iter_unpack(self.runs))
+    def to_copy(self) -> list[Range]:
+        return list(_RUN.iter_unpack(self.runs[: self.copied * _RUN.size]))
+
+    def to_map(self) -> list[Range]:
+        return list(_RUN.iter_unpack(self.runs[self.copied * _RUN.size :]))
 
     @property
-    def run_count(self) -> int:
-        return len(self.runs) // _RUN.size
+    def mapped(self) -> int:
+        """Runs that a wake maps."""
+        return len(self.runs) // _RUN.size - self.copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +84,7 @@ class Image:
     @property
     def map_count(self) -> int:
         """Memory maps that a mapped wake takes, at most."""
-        return 1 + (2 * self.overlay.run_count if self.overlay else 0)
+        return 1 + (2 * self.overlay.mapped if self.overlay else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +111,31 @@ def take_overlay(
     with released(memory) as view, _mapped(base.base.path) as under:
         if candidates is None:
             candidates = [(0, len(view) // PAGE)]
-        runs = merged(_changed(view, under, candidates), _GAP)
+        to_copy, to_map = arranged(_changed(view, under, candidates))
 
         def produce(file: BinaryIO) -> None:
-            for first, count in runs:
+            for first, count in to_copy + to_map:
                 file.write(view[first * PAGE : (first + count) * PAGE])
 
         pages = store.write(kind, key, produce)
         size = len(view)
-    packed = b"".join(_RUN.pack(first, count) for first, count in runs)
-    return Image(base.base, Overlay(pages, packed), size, state.globals, state.monotonic_ns)
+    packed = b"".join(_RUN.pack(first, count) for first, count in to_copy + to_map)
+    return Image(base.base, Overlay(pages, packed, len(to_copy)), size, state.globals, state.monotonic_ns)
+
+
+def arranged(changed: Iterable[tuple[int, bool]]) -> tuple[list[Range], list[Range]]:
+    """Which runs to copy and which to map, of pages that changed and whether each is new."""
+    new: list[Range] = []
+    old: list[Range] = []
+    for page, is_new in changed:
+        (new if is_new else old).append((page, 1))
+    to_map = [run for run in merged(new, _GAP) if run[1] >= _MAPPED_MIN]
+    inside = {page for first, count in to_map for page in range(first, first + count)}
+    # What is old and fills a gap is copied all the same, after mapping: it is there without a fault.
+    to_copy = merged(sorted(old + [run for run in new if run[0] not in inside]), 0)
+    if page_count(to_copy) > COPIED_MAX:
+        return [], merged(sorted(old + new), _GAP)
+    return to_copy, to_map
 
 
 def lay(store: ArtifactStore, image: Image, memory: GuestMemory, *, map_overlay: bool) -> None:
@@ -120,45 +145,41 @@ def lay(store: ArtifactStore, image: Image, memory: GuestMemory, *, map_overlay:
     address = memory.address()
     with _opened(store, image.base) as descriptor:
         native.map_private(address, image.base.size, descriptor, 0)
-    if image.overlay is None:
+    overlay = image.overlay
+    if overlay is None:
         return
-    with _opened(store, image.overlay.pages) as descriptor:
+    to_copy, to_map = overlay.to_copy(), overlay.to_map()
+    for last in (to_copy[-1:], to_map[-1:]):
+        if last and sum(last[0]) * PAGE > image.memory_bytes:
+            raise ImageLost(f"a page of {overlay.pages.path.name} lies outside of the memory")
+    offset = overlay.pages.size - PAGE * page_count(to_map)
+    with _opened(store, overlay.pages) as descriptor:
         if map_overlay:
-            offset = 0
-            for first, count in _RUN.iter_unpack(image.overlay.runs):
+            for first, count in to_map:
                 native.map_private(address + first * PAGE, count * PAGE, descriptor, offset)
                 offset += count * PAGE
         else:
-            _copy(descriptor, image.overlay, memory)
+            _copy(overlay, address, to_map, descriptor, offset)
+        _copy(overlay, address, to_copy, descriptor, 0)
 
 
-def _copy(descriptor: int, overlay: Overlay, memory: GuestMemory) -> None:
-    ranges = overlay.ranges()
-    with released(memory) as view:
-        offset = 0
-        for start in range(0, len(ranges), _IOV_MAX):
-            buffers = [view[first * PAGE : (first + count) * PAGE] for first, count in ranges[start : start + _IOV_MAX]]
-            wanted = sum(len(buffer) for buffer in buffers)
-            done = os.preadv(descriptor, buffers, offset)
-            for buffer in buffers:
-                buffer.release()
-            if done != wanted:
-                raise ImageLost(f"{overlay.pages.path.name}: {done} of {wanted} bytes at {offset}")
-            offset += wanted
+def _copy(overlay: Overlay, address: int, ranges: list[Range], descriptor: int, offset: int) -> None:
+    for start in range(0, len(ranges), _IOV_MAX):
+        part = ranges[start : start + _IOV_MAX]
+        wanted = PAGE * page_count(part)
+        done = native.read_into([(address + first * PAGE, count * PAGE) for first, count in part], descriptor, offset)
+        if done != wanted:
+            raise ImageLost(f"{overlay.pages.path.name}: {done} of {wanted} bytes at {offset}")
+        offset += wanted
 
 
 @contextlib.contextmanager
 def _opened(store: ArtifactStore, pages: Artifact) -> Iterator[int]:
     """A descriptor of a file that has been verified and has its size: mapping beyond the end is SIGBUS."""
-    if not store.verified(pages):
+    descriptor = store.opened(pages)
+    if descriptor is None:
         raise ImageLost(f"image file {pages.path} is missing or damaged")
     try:
-        descriptor = os.open(pages.path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError as exc:
-        raise ImageLost(f"image file {pages.path} is missing") from exc
-    try:
-        if os.fstat(descriptor).st_size != pages.size:
-            raise ImageLost(f"image file {pages.path} has changed its size")
         yield descriptor
     finally:
         os.close(descriptor)
@@ -199,15 +220,15 @@ def _write_sparse(file: BinaryIO, view: memoryview) -> None:
     file.truncate(len(view))
 
 
-def _changed(view: memoryview, under: memoryview, candidates: list[Range]) -> Iterator[Range]:
-    """Single pages of the candidates whose content is not the base's (zero beyond its end)."""
+def _changed(view: memoryview, under: memoryview, candidates: list[Range]) -> Iterator[tuple[int, bool]]:
+    """The candidates whose content is not the base's (zero beyond its end), and whether the base has zeros there."""
     zero = bytes(PAGE)
     for first, count in candidates:
         for page in range(first, first + count):
             start = page * PAGE
             below = under[start : start + PAGE] if start < len(under) else zero
             if view[start : start + PAGE] != below:
-                yield (page, 1)
+                yield page, below == zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +263,7 @@ def to_record(image: Image) -> dict[str, Any]:
             image.overlay.pages.sha256,
             image.overlay.pages.size,
             base64.b64encode(image.overlay.runs).decode(),
+            image.overlay.copied,
         ],
         "memory_bytes": image.memory_bytes,
         "globals": image.globals.hex(),
@@ -255,8 +277,8 @@ def from_record(record: dict[str, Any], base: Artifact | None, overlay: Artifact
         return None
     over = None
     if record["overlay"] is not None:
-        sha256, size, runs = record["overlay"]
+        sha256, size, runs, copied = record["overlay"]
         if overlay is None or (overlay.sha256, overlay.size) != (sha256, size):
             return None
-        over = Overlay(overlay, base64.b64decode(runs))
+        over = Overlay(overlay, base64.b64decode(runs), copied)
     return Image(base, over, record["memory_bytes"], bytes.fromhex(record["globals"]), record["monotonic_ns"])

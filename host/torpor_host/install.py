@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torpor_services.errors import shortened
+
 from torpor_host import abi, images, wasm_code, wasm_module
 from torpor_host.artifacts import Artifact, ArtifactStoreFailed
 from torpor_host.engine import GuestEngine
@@ -26,7 +28,7 @@ from torpor_host.replay import Discovery, ImageBuildCalls, ReplayClock, SeededRa
 
 __all__ = ["Discovery", "InstalledModule", "ModuleSource", "install"]
 
-_FORMAT = b"torpor install 1"  # raise when records, images or rewriting change
+_FORMAT = b"torpor install 2"  # raise when records, images or rewriting change
 _RECORDS, _IMAGES, _SOURCES, _BASES, _OVERLAYS = "installs", "images", "sources", "bases", "overlays"
 _MANIFEST_MAX = 1 << 20
 _PROBE_KEY = abi.ReconcileRequest("torpor-install-check", "torpor-install-check", "start").encode()
@@ -337,7 +339,7 @@ def _manifest(engine: GuestEngine, instance: Instance, calls: ImageBuildCalls) -
         message = instance.describe(deadline=_deadline(engine))
     error, manifest = _decoded(abi.decode_describe_result, message, "describe")
     if error:
-        raise _refused(calls, f"describe: {error[:2000]}")
+        raise _refused(calls, f"describe: {shortened(error, 2000)}")
     if len(manifest) > _MANIFEST_MAX:
         raise InstallRefused(f"the manifest has {len(manifest)} bytes, {_MANIFEST_MAX} are allowed")
     try:

@@ -15,12 +15,13 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from time import thread_time
 from typing import Protocol
 
 import msgspec
 from torpor_services import telemetry
 from torpor_services.clock import Clock
-from torpor_services.errors import one_line
+from torpor_services.errors import one_line, shortened
 
 from torpor_host import abi
 from torpor_host.failures import GuestFailed, GuestStopped, InstallFailed
@@ -31,12 +32,12 @@ from torpor_host.operator_spec import OperatorSpec
 from torpor_host.snapshots import Expected
 from torpor_host.subscriber import Event
 from torpor_host.timers import Timers
+from torpor_host.turn_time import TurnTime
 from torpor_host.work_queue import Cause, Key
 from torpor_host.workers import Workers
 
 log = logging.getLogger(__name__)
 
-_TURN_S_CONTENDED, _TURN_S = 0.02, 0.25  # as a reconcile's
 _FENCE_AGAIN_S = 0.5
 _NAME_LENGTH_MAX = 253
 # Keys that one operator may have waiting, if that is more than twice its primaries: a mapping that makes keys up must
@@ -75,10 +76,12 @@ class Mapper:
         workers: Workers,
         clock: Clock,
         post: Callable[[Callable[[], None]], None],
+        cpu_s: Callable[[], float] = thread_time,
     ) -> None:
         self._load = load
         self._workers = workers
         self._clock = clock
+        self._cpu_s = cpu_s
         self._post = post
 
     def turn(self, operator: Operator, listener: MapListener) -> None:
@@ -114,14 +117,13 @@ class Mapper:
     def _drain(
         self, operator: Operator, queue: MapQueue, loaded: Loaded, listener: MapListener, report: MapReport
     ) -> None:
-        began_s = self._clock.monotonic_s()
+        turn = TurnTime(self._workers, self._clock.monotonic_s, self._cpu_s)
         while loaded.instance.alive and not operator.refusal():
             event = queue.take()
             if event is None:
                 return
             self._map(operator, queue, loaded, event, listener, report)
-            turn_s = self._clock.monotonic_s() - began_s
-            if turn_s > (_TURN_S_CONTENDED if self._workers.contended else _TURN_S):
+            if turn.over:
                 return
 
     @staticmethod
@@ -185,7 +187,9 @@ class Mapper:
             report.mapped += 1
             if error:
                 report.errors += 1
-                report.last_error = f"mapping of {'/'.join(event.key)} (watches/{event.watch}): {error[:2000]}"
+                report.last_error = (
+                    f"mapping of {'/'.join(event.key)} (watches/{event.watch}): {shortened(error, 2000)}"
+                )
                 span.fail(error[:200])
             span.end()
 

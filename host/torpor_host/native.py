@@ -7,9 +7,11 @@ exception cannot reach another thread. In return signatures are not checked: `in
 
 from __future__ import annotations
 
+import array
 import ctypes
 import errno
 import importlib.metadata
+import itertools
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -65,16 +67,20 @@ _EpochCallback = ctypes.CFUNCTYPE(
     ctypes.POINTER(ctypes.c_uint8),
 )
 # A second handle on the symbol, so that the binding's own prototype stays untouched.
-_set_epoch_callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, _EpochCallback, ctypes.c_void_p, ctypes.c_void_p)(
+_set_epoch_callback = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, _EpochCallback, ctypes.c_void_p, ctypes.c_void_p)(
     ("wasmtime_store_epoch_deadline_callback", _dll)
 )
 
-_address_of_memory = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p)(("wasmtime_memory_data", _dll))
-_size_of_memory = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p)(
+# What takes less than a microsecond keeps the interpreter's lock: to let it go wakes a thread that waits for it, which
+# then waits again, and with thirty guests in flight that cost more than the calls.
+_address_of_memory = ctypes.PYFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p)(
+    ("wasmtime_memory_data", _dll)
+)
+_size_of_memory = ctypes.PYFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p)(
     ("wasmtime_memory_data_size", _dll)
 )
-_global_get = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(("wasmtime_global_get", _dll))
-_global_set = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
+_global_get = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(("wasmtime_global_get", _dll))
+_global_set = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(
     ("wasmtime_global_set", _dll)
 )
 
@@ -89,6 +95,14 @@ _mmap.argtypes = [
     ctypes.c_int,
     ctypes.c_long,
 ]
+
+_preadv = _libc.preadv
+_preadv.restype = ctypes.c_ssize_t
+_preadv.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_long]
+
+_memmove = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)(("memmove", _libc))
+
+_SMALL = 1 << 16  # bytes; a longer copy lets the interpreter's lock go
 
 _MAP_FIXED = 0x10
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -235,7 +249,8 @@ class GuestMemory:
         if pointer + len(content) > self.size():
             return False
         if content:
-            ctypes.memmove(self.address() + pointer, content, len(content))
+            move = _memmove if len(content) < _SMALL else ctypes.memmove
+            move(self.address() + pointer, content, len(content))
         return True
 
     def view(self) -> memoryview:
@@ -292,6 +307,17 @@ def map_private(address: int, length: int, descriptor: int, offset: int) -> None
     if result == _MAP_FAILED:
         number = ctypes.get_errno()
         raise OSError(number, f"mmap of {length} bytes: {os.strerror(number)}")
+
+
+def read_into(ranges: list[tuple[int, int]], descriptor: int, offset: int) -> int:
+    """Reads a file from `offset` on into (address, bytes) one after the other, 1,024 at most, by one call; returns the
+    bytes read. Nothing checks the addresses. Raises OSError."""
+    vectors = array.array("Q", itertools.chain.from_iterable(ranges))  # struct iovec: a pointer and a size_t
+    done: int = _preadv(descriptor, vectors.buffer_info()[0], len(ranges), offset)
+    if done < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"preadv: {os.strerror(number)}")
+    return done
 
 
 def trim_heap() -> None:

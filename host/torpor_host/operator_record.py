@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
 from torpor.cache.v1 import cache_pb2
+from torpor_services.errors import shortened
 
 from torpor_host.install import InstalledModule
 from torpor_host.known_objects import KnownSet
 from torpor_host.limits import Deadline
 from torpor_host.map_queue import MapQueue
 from torpor_host.operator_spec import MappingKind, OperatorId, OperatorSpec, WatchSpec
+from torpor_host.own_writes import OwnWrites
 from torpor_host.read_positions import ReadPositions
 from torpor_host.requests import Actor, GuestCalls
 from torpor_host.residency import HELD, Advice, Costs, Phase, Residency
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from torpor_host.operators import Operators
 
 LATENCIES_MAX = 256
+MESSAGE_CHARACTERS_MAX = 1000  # of a condition or the last error
 
 
 class GuestInstance(Protocol):
@@ -98,6 +101,7 @@ class Operator:
         "crashes",
         "epoch",
         "errors",
+        "failures",
         "fence_timer",
         "fenced",
         "generation",
@@ -117,6 +121,7 @@ class Operator:
         "mapping",
         "object",
         "observed_generation",
+        "own_writes",
         "positions",
         "preload_timer",
         "queue",
@@ -165,6 +170,7 @@ class Operator:
         self.known = known
         self.stale: set[Key] | None = None  # of what is known, what a snapshot has not shown yet
         self.positions = ReadPositions()
+        self.own_writes = OwnWrites()
         # what is in memory
         self.instances: list[Loaded] = []
         self.running: set[Loaded] = set()
@@ -188,6 +194,7 @@ class Operator:
         self.fence_timer: Timer | None = None
         # what has happened
         self.crashes = 0
+        self.failures = 0  # reconciles that failed since one succeeded
         self.last_event_unix_ns = 0
         self.wakes = 0
         self.reconciles = 0
@@ -203,6 +210,20 @@ class Operator:
 
     def condition(self, condition_type: str) -> Condition | None:
         return next((c for c in self.conditions if c.type == condition_type), None)
+
+    def is_true(self, condition_type: str) -> bool:
+        condition = self.condition(condition_type)
+        return condition is not None and condition.status == "True"
+
+    @property
+    def degraded(self) -> bool:
+        """Reconcile after reconcile failed, and none has succeeded since."""
+        return self.is_true("Degraded")
+
+    @property
+    def wakes_itself(self) -> bool:
+        """Its own writes brought reconcile after reconcile."""
+        return self.is_true("WakesItself")
 
     @property
     def refused(self) -> Condition | None:
@@ -228,7 +249,10 @@ class Operator:
             return False
         since = old.since_unix_ns if old is not None and old.status == status else unix_ns
         others = tuple(c for c in self.conditions if c.type != condition_type)
-        self.conditions = (*others, Condition(condition_type, status, reason, message[:1000], since))
+        self.conditions = (
+            *others,
+            Condition(condition_type, status, reason, shortened(message, MESSAGE_CHARACTERS_MAX), since),
+        )
         return True
 
     def entered(self, seconds: float) -> None:

@@ -8,16 +8,26 @@ Everything is checked here, once, so that the rest of the host works with values
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NewType
+from functools import lru_cache
+from typing import Any, NewType, TypeVar, cast
 
 import msgspec
 from torpor_services import crd
 from torpor_services.errors import TorporError
 
 OperatorId = NewType("OperatorId", tuple[str, str])  # namespace, name of the WasmOperator
+
+
+def operator_id(namespace: str, name: str) -> OperatorId:
+    """Of texts that are there once: a dozen dictionaries have an operator's id for as long as it lives."""
+    return OperatorId((sys.intern(namespace), sys.intern(name)))
+
+
+T = TypeVar("T", bound=Hashable)
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _QUANTITY = re.compile(r"^(\d+)(Ki|Mi|Gi|k|M|G)?$")
@@ -72,7 +82,7 @@ class ResourceRef:
             parts = ["", *parts]
         if len(parts) != 3 or not all(parts[1:]) or any("." in part for part in parts[1:]):
             raise InvalidSpec(f"{where}: {text!r} is not group/version/plural or version/plural")
-        return cls(*parts)
+        return one_of_equal(cls(*parts))
 
     def __str__(self) -> str:
         return "/".join(part for part in (self.group, self.version, self.resource) if part)
@@ -166,6 +176,16 @@ class OperatorSpec:
         return (self.primary, *self.watches)
 
 
+@lru_cache(maxsize=1024)
+def _first(value: Hashable) -> Hashable:
+    return value
+
+
+def one_of_equal(value: T) -> T:
+    """The value, or an equal one from before: many operators have the same limits, kinds and policies."""
+    return cast(T, _first(value))
+
+
 def declared(obj: Mapping[str, Any]) -> Declared:
     """The WasmOperator checked against its schema, before the module is known; raises InvalidSpec."""
     problems = crd.violations(obj)
@@ -178,12 +198,12 @@ def declared(obj: Mapping[str, Any]) -> Declared:
     if not _NAME.match(account):
         raise InvalidSpec(f"spec.serviceAccountName: {account!r} is not a name")
     return Declared(
-        id=OperatorId((metadata["namespace"], metadata["name"])),
+        id=operator_id(metadata["namespace"], metadata["name"]),
         uid=metadata.get("uid", ""),
         generation=metadata.get("generation", 0),
         service_account=account,
         module=_module(spec["module"]),
-        limits=_limits(spec.get("limits", {})),
+        limits=one_of_equal(_limits(spec.get("limits", {}))),
         raw=obj,
     )
 
@@ -206,8 +226,8 @@ def resolve(operator: Declared, manifest: bytes) -> OperatorSpec:
         watches=(*owns, *watches),
         resync_s=duration_s(spec.get("resync", "0"), "resync"),
         concurrency=spec.get("concurrency", 1),
-        limits=_limits(spec.get("limits", {})),
-        unload=_unload(spec.get("unload", {})),
+        limits=one_of_equal(_limits(spec.get("limits", {}))),
+        unload=one_of_equal(_unload(spec.get("unload", {}))),
         settings=_settings(operator.id, primary, spec),
     )
 
@@ -272,8 +292,8 @@ def _watch(name: str, raw: Mapping[str, Any], mapping: MappingKind, mapping_key:
     predicates = tuple(raw.get("predicates", ()))
     if "notOwnWrite" in predicates:
         raise Unsupported(f"{name}.predicates: notOwnWrite is not built yet")
-    return WatchSpec(
-        name=name,
+    watch = WatchSpec(
+        name=sys.intern(name),
         resource=ResourceRef.parse(raw["resource"], f"{name}.resource"),
         mapping=mapping,
         mapping_key=mapping_key,
@@ -282,6 +302,7 @@ def _watch(name: str, raw: Mapping[str, Any], mapping: MappingKind, mapping_key:
         field_selector=raw.get("fieldSelector", ""),
         predicates=predicates,
     )
+    return one_of_equal(watch)
 
 
 def _mapped_watch(name: str, raw: Mapping[str, Any]) -> WatchSpec:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from torpor_services.clock import Clock
 
+from torpor_host import operator_spec
 from torpor_host.guest_logs import GuestLogs
 from torpor_host.hostcalls import CallResponse, KubeRequest
 from torpor_host.installation import Installer, Problem
@@ -25,6 +26,7 @@ from torpor_host.limits import Deadline
 from torpor_host.mappings import Mappings, MapReport
 from torpor_host.operator_record import Installation, Operator
 from torpor_host.operator_spec import OperatorId, OperatorSpec, UnloadPolicy, WatchSpec
+from torpor_host.own_writes import PAUSE_S, RUN_MAX
 from torpor_host.read_positions import ReadPositions
 from torpor_host.reconciler import Reconciler, TurnReport, UnloadReport
 from torpor_host.requests import Actor, CacheRequests
@@ -57,10 +59,12 @@ from torpor_host.workers import Workers
 log = logging.getLogger(__name__)
 
 CRASHES_MAX = 5  # in a row; beyond this the whole operator rests
+DEGRADED_AFTER = 5  # reconciles that failed with none between them that succeeded
 _REST_S = (1.0, 300.0)
 _INSTALL_RETRY_S = (1.0, 60.0)
 _VERIFY_S = 2.0
 _RESYNC_JITTER = 0.1
+_WARNING = 2  # the level of a guest's log line
 
 
 class Observer(Protocol):
@@ -159,7 +163,7 @@ class Operators:
     def adopt(self, obj: Mapping[str, Any], epoch: int) -> Operator:
         """The WasmOperator is this host's, at this epoch. Installs it, or what is new in it."""
         metadata = obj["metadata"]
-        operator_id = OperatorId((metadata["namespace"], metadata["name"]))
+        operator_id = operator_spec.operator_id(metadata["namespace"], metadata["name"])
         uid = str(metadata.get("uid", ""))
         operator = self._operators.get(operator_id)
         if operator is not None and (operator.uid, operator.epoch) != (uid, epoch):
@@ -315,7 +319,8 @@ class Operators:
         operator.cluster_scoped = outcome.cluster_scoped
         operator.observed_generation = spec.generation
         operator.snapshot = None
-        operator.crashes = 0
+        operator.crashes = operator.failures = 0
+        operator.own_writes.run = 0
         operator.actor = Actor(operator.id, self.host, operator.epoch, spec.limits.outbound_hosts, spec.settings)
         refusal = outcome.installed.image_refusal
         self._condition(
@@ -366,6 +371,7 @@ class Operators:
         key = Key(event.key.namespace, event.key.name)
         deleted = event.type == Event.DELETED
         if subscription.name == "for":
+            operator.own_writes.shown(event.position.resource_version)
             if operator.stale is not None:
                 operator.stale.discard(key)
             if deleted:
@@ -601,6 +607,10 @@ class Operators:
         if report.cause is not None:
             operator.advice = None  # whatever was said, was said before these keys
         loaded = bool(operator.instances)
+        if not operator.gone and (
+            operator.failures or operator.degraded or operator.own_writes.endless or operator.wakes_itself
+        ):
+            self._judge(operator)
         if report.load_failure and not operator.gone and not loaded:
             self._load_failed(operator, report)
         elif report.crashes >= CRASHES_MAX and not operator.gone and not loaded:
@@ -656,6 +666,9 @@ class Operators:
         operator.reconciles += report.reconciles
         operator.errors += report.errors
         operator.crashes = report.crashes
+        # A turn with one success is no failure of the operator, whatever else failed in it.
+        if report.reconciles:
+            operator.failures = operator.failures + report.errors if report.errors == report.reconciles else 0
         if report.last_error:
             operator.last_error = report.last_error
         if report.load_s:
@@ -667,9 +680,11 @@ class Operators:
     def _load_failed(self, operator: Operator, report: TurnReport) -> None:
         operator.crashes += 1
         operator.errors += 1
+        operator.failures += 1
         operator.last_error = report.load_failure
         if report.image_lost and operator.object is None:
             self._install_anew(operator)
+        self._judge(operator)
         self._rest(operator, operator.crashes - 1, report.load_failure)
 
     def _install_anew(self, operator: Operator) -> None:
@@ -725,6 +740,9 @@ class Operators:
 
     def _judge(self, operator: Operator) -> None:
         """Ready follows from the others."""
+        if operator.spec is not None:
+            self._judge_failures(operator)
+            self._judge_own_writes(operator)
         installed, watching = operator.condition("Installed"), operator.condition("Watching")
         if operator.spec is None:
             reason = installed.reason if installed is not None else "Installing"
@@ -734,8 +752,33 @@ class Operators:
         elif watching is None or watching.status != "True":
             reason = watching.reason if watching is not None else "Starting"
             self._condition(operator, "Ready", "False", reason, watching.message if watching is not None else "")
+        elif operator.degraded:
+            self._condition(operator, "Ready", "False", "Degraded", "see the condition Degraded")
         else:
             self._condition(operator, "Ready", "True", "Watching", "it wakes when something changes")
+
+    def _judge_failures(self, operator: Operator) -> None:
+        """Degraded, as ClusterOperators have it. Its message stays while it lasts: each failure would be a write."""
+        if operator.failures >= DEGRADED_AFTER:
+            if not operator.degraded:
+                message = f"{operator.failures} reconciles failed in a row, the last: {operator.last_error}"
+                self._condition(operator, "Degraded", "True", "ReconcilesFail", message)
+        elif not (operator.degraded and operator.failures):
+            self._condition(operator, "Degraded", "False", "AsExpected", "")
+
+    def _judge_own_writes(self, operator: Operator) -> None:
+        """A warning that comes once there is something to warn of."""
+        if operator.own_writes.endless:
+            message = (
+                f"{RUN_MAX} reconciles in a row were led to by the operator's own writes, without a pause of "
+                f"{PAUSE_S:g} s: it writes each time; write only what differs, or set predicates: [generation]"
+            )
+            if not operator.wakes_itself:
+                log.warning("operator wakes itself: %s", message, extra={"operator": operator.text})
+                self._logs.write(operator.id, _WARNING, message)
+            self._condition(operator, "WakesItself", "True", "OwnWrites", message)
+        elif operator.wakes_itself:
+            self._condition(operator, "WakesItself", "False", "AsExpected", "")
 
 
 def _reason(policy: UnloadPolicy, at_s: float | None, now_s: float) -> str:

@@ -8,6 +8,9 @@ the deletion, for at most `LIVE_S_MAX`. Changed by workers and the loop; each st
 
 from __future__ import annotations
 
+import sys
+from typing import NamedTuple
+
 from torpor.cache.v1 import cache_pb2
 
 from torpor_host.api_path import ApiPath
@@ -20,13 +23,21 @@ _Kind = tuple[str, str]  # group, resource
 _Place = tuple[str, str, str, str]  # group, resource, namespace, name
 
 
+class _Written(NamedTuple):
+    """Where a write of a kind took effect. Not the message: that is a part of an answer, and would keep all of it."""
+
+    version: str
+    history: str
+    resource_version: str
+
+
 class ReadPositions:
     """One operator's. Empty ones hold no dictionary."""
 
     __slots__ = ("_conflicts", "_deleted", "_written")
 
     def __init__(self) -> None:
-        self._written: dict[_Kind, cache_pb2.MinimumVersion] | None = None
+        self._written: dict[_Kind, _Written] | None = None
         self._conflicts: dict[_Place, None] | None = None
         self._deleted: dict[_Place, float] | None = None
 
@@ -34,9 +45,11 @@ class ReadPositions:
         """A write took effect there."""
         if self._written is None:
             self._written = {}
-        kind = (written.resource.group, written.resource.resource)
+        resource, position = written.resource, written.position
+        kind = (sys.intern(resource.group), sys.intern(resource.resource))
+        new = _Written(sys.intern(resource.version), sys.intern(position.history), position.resource_version)
         known = self._written.pop(kind, None)
-        self._written[kind] = written if known is None or _newer(written.position, known.position) else known
+        self._written[kind] = new if known is None or _newer(new, known) else known
         while len(self._written) > _KINDS_MAX:
             del self._written[next(iter(self._written))]
 
@@ -87,17 +100,33 @@ class ReadPositions:
 
     def minimum(self, path: ApiPath) -> cache_pb2.MinimumVersion | None:
         """What a read of this kind must not be older than."""
-        return None if self._written is None else self._written.get((path.group, path.resource))
+        kind = (path.group, path.resource)
+        written = None if self._written is None else self._written.get(kind)
+        return None if written is None else _minimum(kind, written)
+
+    def version_written(self, group: str, resource: str) -> int:
+        """Of the newest write of this kind; 0 if there was none."""
+        written = None if self._written is None else self._written.get((group, resource))
+        version = "" if written is None else written.resource_version
+        return int(version) if version.isdecimal() else 0
 
     def all_minimums(self) -> list[cache_pb2.MinimumVersion]:
-        return [] if self._written is None else list(self._written.values())
+        return [] if self._written is None else [_minimum(*item) for item in list(self._written.items())]
 
 
 def _place(path: ApiPath) -> _Place:
     return (path.group, path.resource, path.namespace, path.name)
 
 
-def _newer(position: cache_pb2.Position, than: cache_pb2.Position) -> bool:
+def _minimum(kind: _Kind, written: _Written) -> cache_pb2.MinimumVersion:
+    group, resource = kind
+    return cache_pb2.MinimumVersion(
+        resource=cache_pb2.Resource(group=group, version=written.version, resource=resource),
+        position=cache_pb2.Position(history=written.history, resource_version=written.resource_version),
+    )
+
+
+def _newer(position: _Written, than: _Written) -> bool:
     if position.history != than.history:
         return True
     try:

@@ -11,11 +11,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from time import thread_time
 from typing import Protocol
 
 from torpor_services import telemetry
 from torpor_services.clock import Clock
-from torpor_services.errors import one_line
+from torpor_services.errors import one_line, shortened
 
 from torpor_host import abi
 from torpor_host.failures import GuestFailed, GuestStopped, InstallFailed
@@ -23,13 +24,12 @@ from torpor_host.limits import Deadline
 from torpor_host.operator_record import Loaded, Operator
 from torpor_host.operator_spec import UnloadState
 from torpor_host.snapshots import Expected, SnapshotImpossible, SnapshotUnusable
+from torpor_host.turn_time import TurnTime
 from torpor_host.work_queue import Cause, Work
 from torpor_host.workers import Workers
 
 log = logging.getLogger(__name__)
 
-# A turn gives way after this long, sooner if other operators wait; it goes on in another turn with the same instance.
-_TURN_S_CONTENDED, _TURN_S = 0.02, 0.25
 _REQUEUE_S_MAX = 366 * 86400.0
 # A key that asks for itself at once, again and again, may not have the processor for good.
 _REQUEUE_S_MIN = 0.1
@@ -84,10 +84,12 @@ class Reconciler:
         post: Callable[[Callable[[], None]], None],
         listener: TurnListener,
         snapshot_folder: Path,
+        cpu_s: Callable[[], float] = thread_time,
     ) -> None:
         self._load = load
         self._workers = workers
         self._clock = clock
+        self._cpu_s = cpu_s
         self._post = post
         self._listener = listener
         self._snapshot_folder = snapshot_folder
@@ -141,15 +143,14 @@ class Reconciler:
         return self._load(operator, None)
 
     def _drain(self, operator: Operator, loaded: Loaded, report: TurnReport) -> None:
-        began_s = self._clock.monotonic_s()
+        turn = TurnTime(self._workers, self._clock.monotonic_s, self._cpu_s)
         try:
             while loaded.instance.alive and not operator.refusal():
                 work = operator.queue.take()
                 if work is None:
                     break
                 self._reconcile(operator, loaded, work, report)
-                turn_s = self._clock.monotonic_s() - began_s
-                if turn_s > (_TURN_S_CONTENDED if self._workers.contended else _TURN_S):
+                if turn.over:
                     break
             if loaded.instance.alive and (report.found_cold or operator.reconciles % _MEASURE_EVERY == 0):
                 report.private_bytes = loaded.instance.private_bytes()
@@ -165,6 +166,8 @@ class Reconciler:
         parent = work.pending.traces[0] if work.pending.traces else ""
         number = operator.reconciles + report.reconciles
         self._note_entry(work, report, parent)
+        newest = max(operator.own_writes.shown_version, _version_written(operator))
+        operator.own_writes.began(work.key, work.pending.cause, self._clock.monotonic_s())
         span = telemetry.start(
             "reconcile",
             parent=parent,
@@ -208,6 +211,8 @@ class Reconciler:
             if error:
                 loaded.calls.log(_ERROR, f"{'/'.join(work.key)}: {error}")
             loaded.calls.begin("", "")
+            wrote = _version_written(operator) > newest
+            operator.own_writes.ended(work.key, self._clock.monotonic_s(), wrote=wrote)
             report.reconciles += 1
             if error:
                 report.errors += 1
@@ -239,7 +244,7 @@ class Reconciler:
             operator.queue.give_back(work)
         else:
             operator.queue.failed(work)
-        return error[:2000]
+        return shortened(error, 2000)
 
     def _note_entry(self, work: Work, report: TurnReport, parent: str) -> None:
         now_s, now_ns = self._clock.monotonic_s(), self._clock.unix_ns()
@@ -288,6 +293,13 @@ class Reconciler:
             return 0
         operator.snapshot = Expected(path, operator.epoch, operator.wakes)
         return size
+
+
+def _version_written(operator: Operator) -> int:
+    """Of the operator's newest write to the kind of its primaries."""
+    assert operator.spec is not None
+    resource = operator.spec.primary.resource
+    return operator.positions.version_written(resource.group, resource.resource)
 
 
 def close_all(operator: Operator) -> None:

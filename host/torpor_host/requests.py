@@ -1,4 +1,4 @@
-"""What guests ask of their host: `HostCalls`, with a blocking stub on the worker's own thread.
+"""What guests ask of their host: `HostCalls`, on the worker's own thread, past the event loop.
 
 Before anything leaves, the fence: the host's Lease has its margin, the operator is still this host's, at this epoch.
 Reads that the cache could not answer are tried again within their deadline, as it says; a write that was sent is never
@@ -8,12 +8,15 @@ the method.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc
+import grpc.aio
 import msgspec
 from torpor.cache.v1 import cache_pb2, cache_pb2_grpc
 from torpor_services import telemetry
@@ -30,8 +33,9 @@ from torpor_host.limits import Deadline
 from torpor_host.operator_spec import InvalidSpec, OperatorId, ResourceRef
 from torpor_host.outbound import Outbound
 from torpor_host.read_positions import ReadPositions
+from torpor_host.request_stream import RequestStream, TooLarge, Unanswered
+from torpor_host.waits import NO_SLOT, Slot
 
-BODY_BYTES_MAX = 32 << 20  # of an answer; what a guest's memory could take anyway
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
 _READS = frozenset({"GET", "HEAD"})
 _RETRY_S = (0.05, 1.0)
@@ -65,20 +69,27 @@ class Actor:
 
 
 class CacheRequests:
-    """The cache's `Request` and `Tree` for worker threads. One a process."""
+    """The cache's requests and trees for worker threads. One a process; `run` is its task on the loop."""
 
     def __init__(
         self,
-        channel: grpc.Channel,
+        channel: grpc.aio.Channel,
         clock: Clock,
+        post: Callable[[Callable[[], None]], None],
         *,
         metadata: Sequence[tuple[str, str]] = (),
         sleep: Callable[[InFlight, float], None] = InFlight.sleep,
     ) -> None:
+        self._loop = asyncio.get_running_loop()
         self._stub = cache_pb2_grpc.ResourceCacheStub(channel)
+        self._stream = RequestStream(channel, post, metadata)
         self._clock = clock
         self._metadata = tuple(metadata)
         self._sleep = sleep
+
+    async def run(self) -> None:
+        """Carries the requests, until cancelled: what is in flight then fails."""
+        await self._stream.run()
 
     def request(
         self,
@@ -89,9 +100,10 @@ class CacheRequests:
         deadline: Deadline,
         trace: str,
         in_flight: InFlight | None = None,
+        slot: Slot = NO_SLOT,
     ) -> CallResponse:
         """The API server's answer, or why there is none. Blocks to the deadline at most, and not beyond
-        `in_flight.stop()`: whether a write that waited then was made is not known."""
+        `in_flight.stop()`: whether a write that waited then was made is not known. `slot` is given back meanwhile."""
         in_flight = in_flight or InFlight()
         method = request.method.upper()
         problem = _problem(method, request.path)
@@ -115,12 +127,17 @@ class CacheRequests:
                 message.minimum.append(minimum)
 
         def call(timeout_s: float) -> CallResponse:
-            head, body = self._stream(message, timeout_s if reads else min(timeout_s, WRITE_DEADLINE_S), in_flight)
+            head, body = self._stream.ask(
+                message,
+                timeout_s if reads else min(timeout_s, WRITE_DEADLINE_S),
+                in_flight,
+                slot,
+            )
             if path is not None:
                 self._learn(positions, path, message, head)
             return CallResponse(status=head.status, content_type=head.content_type, body=body)
 
-        return self._try(call, fence, deadline, in_flight, repeatable=reads)
+        return self._try(call, fence, deadline, in_flight, slot, repeatable=reads)
 
     def tree(
         self,
@@ -130,6 +147,7 @@ class CacheRequests:
         request: TreeRequest,
         deadline: Deadline,
         in_flight: InFlight | None = None,
+        slot: Slot = NO_SLOT,
     ) -> CallResponse:
         """A primary and what it owns, as JSON `{"primary": …, "nodes": […], "kinds": […]}`."""
         in_flight = in_flight or InFlight()
@@ -145,36 +163,20 @@ class CacheRequests:
         )
 
         def call(timeout_s: float) -> CallResponse:
-            answering: Any = self._stub.Tree.future(message, timeout=timeout_s, metadata=self._metadata)
-            with in_flight.waiting(answering.cancel):
-                answer = answering.result()
+            answering = asyncio.run_coroutine_threadsafe(self._tree(message, timeout_s), self._loop)
+            try:
+                with in_flight.waiting(answering.cancel), slot.blocking():
+                    answer = answering.result()
+            except CancelledError:
+                raise Unanswered(grpc.StatusCode.CANCELLED, "") from None
+            except grpc.aio.AioRpcError as exc:
+                raise Unanswered(exc.code(), exc.details() or "", _retry_after_s(exc)) from exc
             return CallResponse(status=200, content_type="application/json", body=_tree_json(answer))
 
-        return self._try(call, fence, deadline, in_flight, repeatable=True)
+        return self._try(call, fence, deadline, in_flight, slot, repeatable=True)
 
-    def _stream(
-        self, message: cache_pb2.HttpRequest, timeout_s: float, in_flight: InFlight
-    ) -> tuple[cache_pb2.Head, bytes]:
-        answer: Any = self._stub.Request(message, timeout=timeout_s, metadata=self._metadata)
-        with in_flight.waiting(answer.cancel):
-            return self._collect(answer)
-
-    @staticmethod
-    def _collect(answer: Any) -> tuple[cache_pb2.Head, bytes]:
-        head: cache_pb2.Head | None = None
-        parts: list[bytes] = []
-        length = 0
-        for part in answer:
-            if head is None:
-                head = part.head
-            length += len(part.body)
-            if length > BODY_BYTES_MAX:
-                answer.cancel()
-                raise _TooLarge(f"the answer is larger than {BODY_BYTES_MAX >> 20} MiB")
-            parts.append(part.body)
-        if head is None:
-            raise _NoAnswer("the cache ended the answer before it began")
-        return head, parts[0] if len(parts) == 1 else b"".join(parts)
+    async def _tree(self, message: cache_pb2.TreeRequest, timeout_s: float) -> cache_pb2.TreeResponse:
+        return await self._stub.Tree(message, timeout=timeout_s, metadata=self._metadata)
 
     def _learn(
         self, positions: ReadPositions, path: ApiPath, message: cache_pb2.HttpRequest, head: cache_pb2.Head
@@ -196,6 +198,7 @@ class CacheRequests:
         fence: Fence,
         deadline: Deadline,
         in_flight: InFlight,
+        slot: Slot,
         *,
         repeatable: bool,
     ) -> CallResponse:
@@ -210,14 +213,10 @@ class CacheRequests:
                 return CallResponse.failed(CallError.DEADLINE, "the deadline has passed")
             try:
                 return call(max(deadline.remaining_s(), 0.001))
-            except _TooLarge as exc:
+            except TooLarge as exc:
                 return CallResponse.failed(CallError.TOO_LARGE, str(exc))
-            except grpc.FutureCancelledError:
-                code, details, hint_s = grpc.StatusCode.CANCELLED, "", None
-            except _NoAnswer as exc:
-                code, details, hint_s = grpc.StatusCode.UNAVAILABLE, str(exc), None
-            except grpc.RpcError as exc:
-                code, details, hint_s = _code(exc), _details(exc), _retry_after_s(exc)
+            except Unanswered as exc:
+                code, details, hint_s = exc.code, exc.message, exc.retry_after_s
             if in_flight.stopped():
                 return CallResponse.failed(CallError.FENCED, fence.refusal() or _STOPPED)
             again = code is grpc.StatusCode.UNAVAILABLE and repeatable
@@ -226,7 +225,8 @@ class CacheRequests:
             wait_s = hint_s if hint_s is not None else delay_s
             if not again or wait_s >= deadline.remaining_s():
                 return self._failed(code, details, deadline, fence)
-            self._sleep(in_flight, wait_s)
+            with slot.blocking():
+                self._sleep(in_flight, wait_s)
             delay_s = min(delay_s * 2, longest_s)
 
     @staticmethod
@@ -255,7 +255,6 @@ class GuestCalls:
 
     __slots__ = (
         "_actor",
-        "_blocking",
         "_fence",
         "_in_flight",
         "_logs",
@@ -263,6 +262,7 @@ class GuestCalls:
         "_positions",
         "_reconcile",
         "_requests",
+        "_slot",
         "trace",
     )
 
@@ -275,7 +275,7 @@ class GuestCalls:
         positions: ReadPositions,
         fence: Fence,
         logs: GuestLogs,
-        blocking: Callable[[], AbstractContextManager[object]],
+        slot: Slot,
     ) -> None:
         self._actor = actor
         self._requests = requests
@@ -283,7 +283,7 @@ class GuestCalls:
         self._positions = positions
         self._fence = fence
         self._logs = logs
-        self._blocking = blocking
+        self._slot = slot
         self._reconcile = ""
         self._in_flight = InFlight()
         self.trace = ""
@@ -307,13 +307,16 @@ class GuestCalls:
                 deadline,
                 span.traceparent or self.trace,
                 self._in_flight,
+                self._slot,
             )
             _describe(span, answer.status, answer.error)
             return answer
 
     def kube_tree(self, request: TreeRequest, deadline: Deadline) -> CallResponse:
         with telemetry.span("kube tree", parent=self.trace, attributes={"k8s.resource": request.resource}) as span:
-            answer = self._requests.tree(self._actor, self._positions, self._fence, request, deadline, self._in_flight)
+            answer = self._requests.tree(
+                self._actor, self._positions, self._fence, request, deadline, self._in_flight, self._slot
+            )
             _describe(span, answer.status, answer.error)
             return answer
 
@@ -328,7 +331,8 @@ class GuestCalls:
                 ("Torpor-Reconcile", self._reconcile),
                 *((("traceparent", span.traceparent),) if span.traceparent else ()),
             )
-            answer = self._outbound.fetch(request, self._actor.outbound_hosts, headers, deadline, self._in_flight)
+            with self._slot.blocking():
+                answer = self._outbound.fetch(request, self._actor.outbound_hosts, headers, deadline, self._in_flight)
             _describe(span, answer.status, answer.error)
             return answer
 
@@ -339,15 +343,7 @@ class GuestCalls:
         self._logs.write(self._actor.id, level, text, self.trace)
 
     def blocking(self) -> AbstractContextManager[object]:
-        return self._blocking()
-
-
-class _TooLarge(Exception):
-    pass
-
-
-class _NoAnswer(Exception):
-    pass
+        return self._slot.blocking()
 
 
 def _describe(span: telemetry.Span, status: int, error: CallError | None) -> None:
@@ -372,18 +368,8 @@ def _problem(method: str, path: str) -> CallResponse | None:
     return None
 
 
-def _code(error: grpc.RpcError) -> grpc.StatusCode:
-    code = error.code() if hasattr(error, "code") else None
-    return code if isinstance(code, grpc.StatusCode) else grpc.StatusCode.UNKNOWN
-
-
-def _details(error: grpc.RpcError) -> str:
-    details = error.details() if hasattr(error, "details") else None
-    return details if isinstance(details, str) else ""
-
-
-def _retry_after_s(error: grpc.RpcError) -> float | None:
-    metadata: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
+def _retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
+    metadata: Any = error.trailing_metadata()
     for key, value in metadata or ():
         if key == "retry-after-ms":
             text = value if isinstance(value, str) else value.decode("ascii", "replace")

@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import assert_never
 
+from torpor_services.price import FLOOR_S_PER_BYTE_S
+
 from torpor_host.operator_spec import Unload, UnloadPolicy
 
 
@@ -278,12 +280,11 @@ def _average(old: float, new: float) -> float:
 class Price:
     """What memory is worth to this host.
 
-    `rent_s_per_byte_s`: holding a byte for a second costs as much as this many seconds of work. 2e-9: a gigabyte for a
-    second is worth two seconds of loading; an idle Python guest of 0.5 MB that wakes in 1 ms breaks even after 1.5 s.
+    `rent_s_per_byte_s`: holding a byte for a second costs as much as this many seconds of work; the scheduler's floor.
     `late_penalty`: a wake beyond the latency budget counts this many times its length (W : R : P = 1 : 1 : 8).
     """
 
-    rent_s_per_byte_s: float = 2e-9
+    rent_s_per_byte_s: float = FLOOR_S_PER_BYTE_S
     late_penalty: float = 8.0
 
     def under_pressure(self, used_bytes: int, budget_bytes: int) -> Price:

@@ -22,6 +22,7 @@ from torpor.scheduler.v1 import scheduler_pb2_grpc
 from torpor_services.backoff import Backoff
 from torpor_services.clock import Clock
 
+from torpor_host import operator_spec
 from torpor_host.operator_record import Operator
 from torpor_host.operator_spec import OperatorId, UnloadPolicy, UnloadState
 from torpor_host.operators import Operators
@@ -99,8 +100,8 @@ class SchedulerLink:
         self._arrivals: deque[pb.Arrival] = deque(maxlen=ARRIVALS_MAX)
         self._timers_known: dict[tuple[OperatorId, str], pb.KnownTimer] = {}
         self._timers_sent: dict[tuple[OperatorId, str], int] = {}
-        self._costs: dict[OperatorId, pb.MeasuredCost] = {}
-        self._changes: dict[OperatorId, pb.ResidencyChange] = {}
+        self._idle: dict[Operator, None] = {}
+        self._changed: dict[Operator, int] = {}  # → when
         self._wake = asyncio.Event()
         self._connected = False
         self._connected_s = 0.0
@@ -130,26 +131,22 @@ class SchedulerLink:
 
     # -- Observer ----------------------------------------------------------------------------------------------------
 
+    # Only what happened is noted here, and messages are made of it when they are sent: meanwhile it happens again.
+    # While nobody is connected only arrivals are noted, since the first report tells how everything stands.
+
     def phase_changed(self, operator: Operator) -> None:
-        self._changes[operator.id] = pb.ResidencyChange(
-            operator=_id(operator.id),
-            phase=PHASES[operator.residency.phase],
-            unix_ns=self._clock.unix_ns(),
-            epoch=operator.epoch,
-            reason=operator.reason,
-        )
-        if operator.spec is not None:
-            change, unload = self._changes[operator.id], operator.spec.unload
-            change.policy = _POLICIES[unload.policy]
-            change.latency_budget_s = unload.latency_budget_s
-            change.idle_after_s = unload.idle_after_s
-        self._wake.set()
+        if self._connected:
+            self._changed[operator] = self._clock.unix_ns()
+            self._wake.set()
 
     def changed(self, operator: Operator, *, urgent: bool) -> None:
         """Nothing that decides residency."""
 
     def turn_began(self, operator: Operator, report: TurnReport) -> None:
         assert report.cause is not None
+        operator.arrival_sequence = self._sequence + 1
+        if self._channel is None:
+            return
         self._arrivals.append(
             pb.Arrival(
                 operator=_id(operator.id),
@@ -159,36 +156,55 @@ class SchedulerLink:
                 entry_latency_s=report.entry_latency_s,
             )
         )
-        operator.arrival_sequence = self._sequence + 1
         self._wake.set()
 
     def idle(self, operator: Operator) -> None:
+        if self._connected:
+            self._idle[operator] = None
+            self._wake.set()
+
+    def removed(self, operator: Operator) -> None:
+        for name in ("next", "resync"):
+            self._timers_known.pop((operator.id, name), None)
+            self._timers_sent.pop((operator.id, name), None)
+        self._idle.pop(operator, None)
+        self.phase_changed(operator)
+
+    # -- what is sent ------------------------------------------------------------------------------------------------
+
+    def _change(self, operator: Operator, unix_ns: int) -> pb.ResidencyChange:
+        change = pb.ResidencyChange(
+            operator=_id(operator.id), phase=PHASES[operator.residency.phase], unix_ns=unix_ns, epoch=operator.epoch
+        )
+        if operator.gone:
+            change.phase, change.gone = pb.COLD, True
+            return change
+        change.reason = operator.reason
+        if operator.spec is not None:
+            unload = operator.spec.unload
+            change.policy = _POLICIES[unload.policy]
+            change.latency_budget_s = unload.latency_budget_s
+            change.idle_after_s = unload.idle_after_s
+        return change
+
+    def _cost(self, operator: Operator) -> pb.MeasuredCost:
         costs = operator.costs
         state_kept = operator.spec is not None and operator.spec.unload.state is UnloadState.SNAPSHOT
-        self._costs[operator.id] = pb.MeasuredCost(
+        return pb.MeasuredCost(
             operator=_id(operator.id),
             load_s=costs.load_s,
             unload_s=costs.unload_s,
             resident_bytes=costs.resident_bytes,
             state_kept=state_kept,
         )
+
+    def _timers_of(self, operator: Operator) -> None:
         waiting = operator.queue.timers()
         earliest = min(waiting, key=lambda entry: entry[2], default=None)
         self._timer(operator.id, "next", None if earliest is None else (earliest[1], earliest[2]))
         resync = operator.resync_timer
         due = (Cause.RESYNC, resync.due_s) if resync is not None and resync.pending else None
         self._timer(operator.id, "resync", due)
-        self._wake.set()
-
-    def removed(self, operator: Operator) -> None:
-        for name in ("next", "resync"):
-            self._timers_known.pop((operator.id, name), None)
-            self._timers_sent.pop((operator.id, name), None)
-        self._costs.pop(operator.id, None)
-        self._changes[operator.id] = pb.ResidencyChange(
-            operator=_id(operator.id), phase=pb.COLD, unix_ns=self._clock.unix_ns(), epoch=operator.epoch, gone=True
-        )
-        self._wake.set()
 
     def _timer(self, operator_id: OperatorId, name: str, due: tuple[Cause, float] | None) -> None:
         key = (operator_id, name)
@@ -196,7 +212,10 @@ class SchedulerLink:
         # A timer that is where it was need not be told again; our two clocks drift by microseconds.
         if abs(self._timers_sent.get(key, 0) - unix_ns) < 1_000_000:
             return
-        self._timers_sent[key] = unix_ns
+        if unix_ns:
+            self._timers_sent[key] = unix_ns
+        else:
+            del self._timers_sent[key]
         cause = pb.Arrival.CAUSE_UNSPECIFIED if due is None else _CAUSES[due[0]]
         self._timers_known[key] = pb.KnownTimer(operator=_id(operator_id), id=name, unix_ns=unix_ns, cause=cause)
 
@@ -272,16 +291,18 @@ class SchedulerLink:
                 yield self._seal(report)
 
     def _pending(self) -> pb.HostReport:
+        for operator in self._idle:
+            self._timers_of(operator)
         report = pb.HostReport(
             arrivals=self._arrivals,
             timers=self._timers_known.values(),
-            costs=self._costs.values(),
-            changes=self._changes.values(),
+            costs=[self._cost(operator) for operator in self._idle],
+            changes=[self._change(operator, unix_ns) for operator, unix_ns in self._changed.items()],
         )
         self._arrivals.clear()
         self._timers_known.clear()
-        self._costs.clear()
-        self._changes.clear()
+        self._idle.clear()
+        self._changed.clear()
         return report
 
     def _seal(self, report: pb.HostReport) -> pb.HostReport:
@@ -292,7 +313,7 @@ class SchedulerLink:
 
     def _hello(self, incarnation: str) -> pb.Hello:
         self._timers_sent.clear()
-        self._changes.clear()
+        self._changed.clear()
         residencies, modules = [], set[str]()
         for operator in self._operators.all():
             residency = pb.Residency(
@@ -305,7 +326,7 @@ class SchedulerLink:
             if operator.installed is not None:
                 modules.add(operator.installed.sha256)
             residencies.append(residency)
-            self.idle(operator)
+            self._idle[operator] = None
         return pb.Hello(
             host=self._host,
             incarnation=incarnation,
@@ -336,7 +357,7 @@ class SchedulerLink:
 
     def _obey(self, directive: pb.Directive) -> str:
         """Follows it, or says why not."""
-        operator_id = OperatorId((directive.operator.namespace, directive.operator.name))
+        operator_id = operator_spec.operator_id(directive.operator.namespace, directive.operator.name)
         kind = directive.WhichOneof("directive")
         match kind:
             case "assign":

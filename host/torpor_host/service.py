@@ -20,7 +20,7 @@ from typing import Any
 
 import grpc.aio
 from torpor.host.v1 import host_pb2_grpc
-from torpor_services.channels import open_blocking_channel, open_channel, peer_metadata
+from torpor_services.channels import open_bare_channel, open_channel, peer_metadata
 from torpor_services.clock import Clock, SystemClock
 from torpor_services.errors import InvalidSetting
 from torpor_services.health import Readiness
@@ -78,6 +78,7 @@ class Host:
     assignments: Assignments
     lease: HostLease
     subscriber: Subscriber
+    requests: CacheRequests
     link: SchedulerLink
     status: StatusWriter
     logs: GuestLogs
@@ -117,10 +118,10 @@ async def _assemble(config: HostConfig, clock: Clock, state: StateFolder, stack:
     timers = Timers(clock)
     channel = open_channel(config.cache, identity, config.tls)
     stack.push_async_callback(channel.close, None)
-    blocking_channel = open_blocking_channel(config.cache, identity, config.tls)
-    stack.callback(blocking_channel.close)
+    bare_channel = open_bare_channel(config.cache, config.tls)
+    stack.push_async_callback(bare_channel.close, None)
     metadata = () if config.tls.enabled else peer_metadata(identity)
-    requests = CacheRequests(blocking_channel, clock, metadata=metadata)
+    requests = CacheRequests(bare_channel, clock, post, metadata=metadata)
     scheduler_channel: grpc.aio.Channel | None = None
     if config.scheduler:
         scheduler_channel = open_channel(config.scheduler, identity, config.tls)
@@ -216,6 +217,7 @@ async def _assemble(config: HostConfig, clock: Clock, state: StateFolder, stack:
         assignments=assignments,
         lease=lease,
         subscriber=subscriber,
+        requests=requests,
         link=link,
         status=status,
         logs=logs,
@@ -249,6 +251,7 @@ async def _tasks(host: Host) -> AsyncIterator[None]:
         "timers": host.timers.run(),
         "watch": host.subscriber.run(),
         "acknowledgements": host.subscriber.run_acks(),
+        "requests": host.requests.run(),
         "lease": host.lease.run(),
         "status": host.status.run(),
         "scheduler": host.link.run(),
@@ -357,7 +360,7 @@ class _Loader:
             positions=operator.positions,
             fence=operator,
             logs=self._logs,
-            blocking=self._workers.blocking,
+            slot=self._workers,
         )
         limits = instance_limits(operator.spec.limits)
         return Loaded(self._engine.load(operator.installed, limits, calls, snapshot=snapshot), calls)

@@ -198,6 +198,9 @@ class HostServicer(host_pb2_grpc.HostServicer):
             wake_p99_s=operator.latency(0.99),
             form=operator.installed.form if operator.installed is not None else "",
             residency_reason=operator.reason,
+            ready=operator.is_true("Ready"),
+            degraded=operator.degraded,
+            own_writes=operator.own_writes.total,
         )
 
 

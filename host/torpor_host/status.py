@@ -1,14 +1,16 @@
 """Writes the status of WasmOperators: soon when a person would want to see it, seldom otherwise, never in a loop.
 
-Conditions, errors and the installed module go out at once (a second apart for one operator); a change of phase at most
-every 10 s; counts alone at most every minute, otherwise they ride along. What is equal to what was last written is not
-written again, so that the watch event of our own write leads to nothing. Each write is conditional on the version last
-seen: an assignment that moved meanwhile is never overwritten. Nothing is written while the Lease does not hold.
+Conditions, a first error and the installed module go out at once (a second apart for one operator); another phase or
+another error at most every 10 s; counts alone at most every minute, otherwise they ride along. What is equal to what
+was last written is not written again, so that the watch event of our own write leads to nothing. Each write is
+conditional on the version last seen: an assignment that moved meanwhile is never overwritten. Nothing is written while
+the Lease does not hold.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +20,10 @@ from typing import Any, Protocol
 import msgspec
 from torpor_services import crd
 from torpor_services.clock import Clock
+from torpor_services.errors import shortened
 
 from torpor_host.api import MERGE_PATCH, ApiUnavailable, KubeApi
-from torpor_host.operator_record import Operator
+from torpor_host.operator_record import MESSAGE_CHARACTERS_MAX, Operator
 from torpor_host.operator_spec import OperatorId
 from torpor_host.reconciler import TurnReport
 from torpor_host.timers import Timer, Timers
@@ -30,7 +33,6 @@ log = logging.getLogger(__name__)
 _DEBOUNCE_S = 0.2
 _URGENT_EVERY_S, _PHASE_EVERY_S, _COUNTS_EVERY_S = 1.0, 10.0, 60.0
 _AT_ONCE = 8
-_ERROR_CHARACTERS_MAX = 1000
 
 
 class Versions(Protocol):
@@ -45,8 +47,9 @@ class Versions(Protocol):
 class _Written:
     at_s: float = float("-inf")
     again: Timer | None = None
-    urgent: bytes = b""
+    urgent: bytes = b""  # a digest: the text is as long as what it is about
     phase: str = ""
+    last_error: str | None = None
     counts: tuple[int, ...] = ()
 
 
@@ -158,7 +161,7 @@ class StatusWriter:
         written = self._written.get(operator) or _Written()
         if _urgent(status) != written.urgent:
             every_s = _URGENT_EVERY_S
-        elif status["phase"] != written.phase:
+        elif (status["phase"], status["lastError"]) != (written.phase, written.last_error):
             every_s = _PHASE_EVERY_S
         elif _counts(status) != written.counts:
             every_s = _COUNTS_EVERY_S
@@ -187,7 +190,8 @@ class StatusWriter:
             self.writes += 1
             written = self._written.setdefault(operator, _Written())
             written.at_s = self._clock.monotonic_s()
-            written.urgent, written.phase, written.counts = _urgent(status), status["phase"], _counts(status)
+            written.urgent, written.counts = _urgent(status), _counts(status)
+            written.phase, written.last_error = status["phase"], status["lastError"]
             metadata = answer.json().get("metadata")
             if isinstance(metadata, dict):
                 self._versions.version_seen(operator.id, str(metadata.get("resourceVersion", "")))
@@ -206,7 +210,7 @@ class StatusWriter:
             "reconciles": operator.reconciles,
             "errors": operator.errors,
             "memoryBytes": self._private_bytes(operator),
-            "lastError": operator.last_error[:_ERROR_CHARACTERS_MAX] or None,
+            "lastError": shortened(operator.last_error, MESSAGE_CHARACTERS_MAX) or None,
             "lastEvent": _time(operator.last_event_unix_ns),
             "nextWake": self._next_wake(operator),
             "conditions": [
@@ -237,8 +241,9 @@ class StatusWriter:
 
 
 def _urgent(status: dict[str, Any]) -> bytes:
-    names = ("observedGeneration", "conditions", "lastError", "module")
-    return msgspec.json.encode([status.get(name) for name in names])
+    names = ("observedGeneration", "conditions", "module")
+    text = msgspec.json.encode([status["lastError"] is None, *(status.get(name) for name in names)])
+    return hashlib.blake2b(text, digest_size=16).digest()
 
 
 def _counts(status: dict[str, Any]) -> tuple[int, ...]:

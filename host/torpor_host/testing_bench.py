@@ -29,6 +29,7 @@ from torpor_host.requests import GuestCalls
 from torpor_host.snapshots import Expected
 from torpor_host.subscriber import Event, Subscription
 from torpor_host.timers import Timers
+from torpor_host.waits import NO_SLOT
 from torpor_host.work_queue import Key
 
 OP = OperatorId(("default", "op"))
@@ -164,6 +165,7 @@ class Bench:
             workers=self.workers,  # type: ignore[arg-type]
             clock=self.clock,
             post=self.posted.append,
+            cpu_s=self.clock.monotonic_s,
         )
         self.operators.reconciler = Reconciler(
             load=self.load,
@@ -172,6 +174,7 @@ class Bench:
             post=self.posted.append,
             listener=self.operators,
             snapshot_folder=folder,
+            cpu_s=self.clock.monotonic_s,
         )
 
     # what Installer and the loader would do
@@ -194,7 +197,7 @@ class Bench:
             positions=operator.positions,
             fence=operator,
             logs=self.logs,
-            blocking=nullcontext,
+            slot=NO_SLOT,
         )
         return Loaded(guest, calls)
 

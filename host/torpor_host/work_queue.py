@@ -180,6 +180,8 @@ class WorkQueue:
                     if pending is None or key in self._running or pending.priority != priority:
                         continue
                     del self._pending[key]
+                    if not self._pending:
+                        self._pending = {}  # an emptied dictionary keeps the table it has grown to
                     self._running[key] = pending
                     return Work(key, (self._failures or {}).get(key, 0), pending)
             self._lanes = None
@@ -306,6 +308,8 @@ class WorkQueue:
         if self._running.get(work.key) is not work.pending:
             return Released.FORGOTTEN
         del self._running[work.key]
+        if not self._running:
+            self._running = {}
         pending = self._pending.get(work.key)
         if pending is None:
             return Released.CLEAN
@@ -322,6 +326,8 @@ class WorkQueue:
             if self._waiting.get(waiting.key) is not waiting:
                 return
             del self._waiting[waiting.key]
+            if not self._waiting:
+                self._waiting = {}
             assert waiting.timer is not None
             # What counts as the wait of this event begins when it was due.
             waiting.pending.since_s = waiting.timer.due_s

@@ -1,11 +1,12 @@
 """Threads that run guests: bounded in number, with the processor counted apart.
 
 A job runs on a worker thread while it holds a *slot*. There is one slot a process: guests on two threads lose to the
-interpreter's lock (`architecture.md`). Inside `blocking()` the slot is given back, so that guests that wait on the
-network stop nobody; whoever returns from a wait goes before new jobs, because its deadline runs. A job that has held
-its slot for `slice_s` while others wait loses it and runs on beside them: a guest that spins uses up its own budget,
-not its neighbours' time. Threads are started when a job finds no idle one, and end after `idle_exit_s`: an idle host
-has none.
+interpreter's lock (`architecture.md`). Inside `blocking()` and a `wait()` the slot is given back, so that guests that
+wait on the network stop nobody; whoever returns from a wait goes before new jobs, because its deadline runs. The slot
+is handed from thread to thread: one that waits for an answer is woken when it has both, the answer and a slot, which is
+one switch of threads a host call instead of two. A job that has held its slot for `slice_s` while others wait loses it
+and runs on beside them: a guest that spins uses up its own budget, not its neighbours' time. Threads are started when a
+job finds no idle one, and end after `idle_exit_s`: an idle host has none.
 
 Jobs start in the order they were submitted. Overflow: the queue of jobs holds at most one job a turn that the
 residency step has started, which bounds it by operators times their concurrency.
@@ -20,6 +21,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+
+from torpor_host.waits import Wait
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +53,10 @@ class Workers:
         lock = threading.Lock()
         self._lock = lock
         self._work = threading.Condition(lock)
-        self._slot_free = threading.Condition(lock)
         self._ended = threading.Condition(lock)
         self._jobs: deque[Job] = deque()
         self._free = slots
-        self._returning = 0
+        self._returning: deque[_SlotWait] = deque()  # over, and without a slot yet
         self._idle = 0
         self._notified = 0
         self._arriving = 0  # threads that were started and have not looked for a job yet
@@ -87,14 +89,13 @@ class Workers:
 
     def enter(self) -> None:
         """Takes a slot again, before any job that has not started."""
-        with self._lock:
-            self._returning += 1
-            while not self._free:
-                self._slot_free.wait(self._slice_left_s())
-                self._end_slices()
-            self._returning -= 1
-            self._take_slot()
-            self._offer_slot()
+        wait = _SlotWait(self)
+        wait.end()
+        wait.until(0.0)
+
+    def wait(self) -> Wait:
+        """A wait of this thread's, without its slot for as long as it lasts."""
+        return _SlotWait(self)
 
     @property
     def contended(self) -> bool:
@@ -120,16 +121,21 @@ class Workers:
 
     def _offer_slot(self) -> None:
         """A slot or a job is new: whoever has the first right to run is woken."""
+        self._serve_returning()
         if not self._free:
             return
-        if self._returning:
-            self._slot_free.notify()
-        elif self._notified + self._arriving < min(self._free, len(self._jobs)):
+        if self._notified + self._arriving < min(self._free, len(self._jobs)):
             if self._idle > self._notified:
                 self._notified += 1
                 self._work.notify()
             elif self._threads < self._threads_max:
                 self._start_thread()
+
+    def _serve_returning(self) -> None:
+        while self._free and self._returning:
+            wait = self._returning.popleft()
+            self._take_slot(wait.thread)
+            wait.go()
 
     def _start_thread(self) -> None:
         self._threads += 1
@@ -151,8 +157,8 @@ class Workers:
     def _next_job(self) -> Job | None:
         """A job with a slot taken, or None when this thread is to end."""
         while True:
-            if self._jobs and self._free and not self._returning:
-                self._take_slot()
+            if self._jobs and self._free:
+                self._take_slot(threading.get_ident())
                 job = self._jobs.popleft()
                 self._offer_slot()
                 self._watch_slots()
@@ -187,9 +193,9 @@ class Workers:
         elif self._threads < self._threads_max:
             self._start_thread()
 
-    def _take_slot(self) -> None:
+    def _take_slot(self, thread: int) -> None:
         self._free -= 1
-        self._holders[threading.get_ident()] = time.monotonic()
+        self._holders[thread] = time.monotonic()
 
     def _give_slot(self) -> None:
         """Nothing where the slot was taken away meanwhile."""
@@ -201,8 +207,7 @@ class Workers:
         """As `_give_slot`, but the next job is this thread's own to take: nobody is woken for it."""
         if self._holders.pop(threading.get_ident(), None) is not None:
             self._free += 1
-            if self._returning:
-                self._slot_free.notify()
+            self._serve_returning()
 
     def _slice_left_s(self) -> float | None:
         """Seconds until the first holder has had its slice; None where slices never end."""
@@ -216,6 +221,7 @@ class Workers:
             if since_s <= ended_s:
                 del self._holders[thread]
                 self._free += 1
+        self._serve_returning()
 
     # -- threads -----------------------------------------------------------------------------------------------------
 
@@ -239,6 +245,59 @@ class Workers:
             if self._closed:
                 self._work.notify_all()  # the others wait for jobs that will not come
             self._lock.release()
+
+
+class _SlotWait(Wait):
+    """Its thread sleeps until what it waits for has ended, or its time is over, and then until it has a slot."""
+
+    __slots__ = ("_begun", "_pool", "_returned", "thread")
+
+    def __init__(self, pool: Workers) -> None:
+        super().__init__()
+        self._pool = pool
+        self._begun = False
+        self._returned = False
+        self.thread = threading.get_ident()
+
+    def end(self) -> None:
+        with self._pool._lock:
+            if not self.ended:
+                self.ended = True
+                if self._begun:
+                    self._return()
+
+    def until(self, timeout_s: float) -> bool:
+        pool = self._pool
+        with pool._lock:
+            if self.ended and self.thread in pool._holders:
+                return True
+            self._begun = True
+            pool._give_slot()
+            if self.ended:
+                self._return()
+        end_s = time.monotonic() + timeout_s
+        while not self._over.acquire(timeout=self._patience_s(end_s)):
+            with pool._lock:
+                pool._end_slices()
+                if time.monotonic() >= end_s:
+                    self._return()
+        return self.ended
+
+    def go(self) -> None:
+        """Under the pool's lock: it has a slot."""
+        self._over.release()
+
+    def _return(self) -> None:
+        if not self._returned:
+            self._returned = True
+            self._pool._returning.append(self)
+            self._pool._serve_returning()
+
+    def _patience_s(self, end_s: float) -> float:
+        """Until the end of its time, and no longer than a slice, since nobody else may be there to end one."""
+        slice_s = self._pool._slice_s if self._pool._slice_s != float("inf") else 3600.0
+        left_s = end_s - time.monotonic()
+        return min(left_s, slice_s) if left_s > 0 else slice_s
 
 
 class Mailbox:

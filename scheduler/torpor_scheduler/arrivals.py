@@ -4,8 +4,8 @@ A gap is the time from the end of the operator's last reconcile (or event) to it
 known timer ended, or that are still open, are *censored*: they say only that nothing came for so long. Counting both
 gives a hazard per bin, events over gaps at risk, as in survival analysis (Kaplan and Meier 1958, on grouped data).
 
-Old gaps fade: each new gap weighs 1/0.995 of the one before, so 138 gaps halve a weight. O(1) a gap, 1 KiB an operator.
-Knows nothing of costs.
+Old gaps fade: each new gap weighs 1/0.995 of the one before, so 138 gaps halve a weight. O(1) a gap; half a KiB an
+operator for each of the two kinds of gap that it has had. Knows nothing of costs.
 """
 
 from __future__ import annotations
@@ -18,19 +18,25 @@ FADE = 0.995
 _WEIGHT_MAX = 1e6  # float32 counts keep 24 bits: scale down well before small gaps vanish in large sums
 
 
+# Of a kind of gap that was never seen; shared, and never written to.
+_NO_COUNTS = array("f", bytes(4 * COUNT))
+
+
 class GapHistogram:
     """Weighted counts of gaps that ended with an event, and of censored ones, per bin."""
 
     __slots__ = ("_weight", "censored", "events")
 
     def __init__(self) -> None:
-        self.events = array("f", bytes(4 * COUNT))
-        self.censored = array("f", bytes(4 * COUNT))
+        self.events = self.censored = _NO_COUNTS
         self._weight = 1.0
 
     def add(self, gap_s: float, *, censored: bool = False) -> None:
         """Counts one gap in O(1); every so often the weights are scaled down."""
-        counts = self.censored if censored else self.events
+        if censored:
+            counts = self.censored = _own(self.censored)
+        else:
+            counts = self.events = _own(self.events)
         counts[bin_of(gap_s)] += self._weight
         self._weight /= FADE
         if self._weight > _WEIGHT_MAX:
@@ -74,10 +80,17 @@ class GapHistogram:
         return histogram
 
     def _scale_down(self) -> None:
-        for counts in (self.events, self.censored):
-            for k, count in enumerate(counts):
-                counts[k] = count / self._weight
+        self.events = _divided(self.events, self._weight)
+        self.censored = _divided(self.censored, self._weight)
         self._weight = 1.0
+
+
+def _own(counts: array[float]) -> array[float]:
+    return array("f", counts) if counts is _NO_COUNTS else counts
+
+
+def _divided(counts: array[float], by: float) -> array[float]:
+    return counts if counts is _NO_COUNTS else array("f", (count / by for count in counts))
 
 
 def _add_one_gap(prior: GapHistogram, events: list[float], ended: list[float]) -> None:

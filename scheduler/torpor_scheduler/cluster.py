@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
@@ -173,7 +174,7 @@ class Cluster:
             log.warning("a WasmOperator cannot be read", extra={"error": one_line(exc)})
             return False
         metadata = decoded.metadata
-        key = (metadata.namespace, metadata.name)
+        key = (sys.intern(metadata.namespace), sys.intern(metadata.name))
         if self._seen is not None:
             self._seen.add(key)
         known = self.operators.get(key)
@@ -181,7 +182,7 @@ class Cluster:
             key,
             metadata.uid,
             metadata.resourceVersion,
-            decoded.status.host,
+            sys.intern(decoded.status.host),
             decoded.status.epoch,
             metadata.deletionTimestamp is not None,
         )

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from torpor.scheduler.v1 import scheduler_pb2 as pb
 from torpor_services.clock import Clock
 
-from torpor_scheduler.planner import Decision, OperatorKey, Planner
+from torpor_scheduler.planner import Decision, OperatorKey, Order, Planner, key_of
 from torpor_scheduler.price import Price
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class HostSession:
         self._pressure_percent = 0.0
         self._price_updated_s = clock.monotonic_s()
         self._outbox: dict[tuple[OperatorKey, str], pb.Directive] = {}
-        self._sent: dict[OperatorKey, pb.Directive] = {}
+        self._sent: dict[OperatorKey, Order] = {}
         self._wakeup = asyncio.Event()
         self._closed = False
         for residency in hello.residencies:
@@ -64,12 +64,12 @@ class HostSession:
             self._planner.observe(arrival, now_ns)
         for timer in report.timers:
             self._planner.set_timer(timer, now_ns)
-            touched.add(_key(timer.operator))
+            touched.add(key_of(timer.operator))
         for cost in report.costs:
             self._planner.measure(cost)
         for change in report.changes:
             self._change(change)
-            touched.add(_key(change.operator))
+            touched.add(key_of(change.operator))
         if report.HasField("memory"):
             self._memory(report.memory)
         self.plan(touched)
@@ -82,10 +82,11 @@ class HostSession:
                 continue
             decision = self._planner.decide(key, self.now_ns())
             self.decisions[key] = decision
-            decision.directive.based_on_sequence = self.last_sequence
-            if not _same(self._sent.get(key), decision.directive):
-                self._sent[key] = decision.directive
-                self._send((key, "residency"), decision.directive)
+            if not _same(self._sent.get(key), decision.order):
+                self._sent[key] = decision.order
+                directive = decision.directive
+                directive.based_on_sequence = self.last_sequence
+                self._send((key, "residency"), directive)
 
     def assign(self, key: OperatorKey, epoch: int) -> None:
         """Tells the host that it now runs the operator."""
@@ -128,7 +129,7 @@ class HostSession:
         self._wakeup.set()
 
     def _adopt(self, residency: pb.Residency) -> None:
-        key = _key(residency.operator)
+        key = key_of(residency.operator)
         self.running[key] = residency.epoch
         record = self._planner.record(key)
         record.phase = residency.phase
@@ -137,7 +138,7 @@ class HostSession:
         record.idle_after_s = residency.idle_after_s or record.idle_after_s
 
     def _change(self, change: pb.ResidencyChange) -> None:
-        key = _key(change.operator)
+        key = key_of(change.operator)
         if change.gone:
             self.running.pop(key, None)
             self._sent.pop(key, None)
@@ -203,17 +204,9 @@ class Coordinator:
                 session.tick()
 
 
-def _key(operator: pb.OperatorId) -> OperatorKey:
-    return operator.namespace, operator.name
-
-
-def _same(old: pb.Directive | None, new: pb.Directive) -> bool:
+def _same(old: Order | None, new: Order) -> bool:
     """Whether the host would do the same; reasons and small shifts in time do not count."""
-    if old is None or old.WhichOneof("directive") != new.WhichOneof("directive"):
+    if old is None or old.kind != new.kind:
         return False
-    pairs = (
-        (old.unload_at.unix_ns, new.unload_at.unix_ns),
-        (old.preload_at.unix_ns, new.preload_at.unix_ns),
-        (old.preload_at.until_unix_ns, new.preload_at.until_unix_ns),
-    )
-    return all(abs(a - b) <= _SAME_WITHIN_NS for a, b in pairs)
+    shift_ns = max(abs(old.at_ns - new.at_ns), abs(old.until_ns - new.until_ns))
+    return shift_ns <= _SAME_WITHIN_NS

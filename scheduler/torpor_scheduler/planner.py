@@ -7,8 +7,10 @@ planned for, never learned: the hazard is that of events from outside alone.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torpor.scheduler.v1 import scheduler_pb2 as pb
 
@@ -58,18 +60,44 @@ class OperatorRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """What a host is to do with an operator. In place of the message, which is three times the size."""
+
+    kind: Literal["keep", "unload_at", "preload_at"]
+    at_ns: int = 0
+    until_ns: int = 0  # of a preload; 0: for good
+
+
+KEEP = Order("keep")
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """What the host is told, and why."""
 
     operator: OperatorKey
     decided_ns: int
-    directive: pb.Directive
+    order: Order
     plan: Plan | None
     costs: Costs | None
     price: float
     gap_s: float
     known_end_s: float | None
     sentence: str
+
+    @property
+    def directive(self) -> pb.Directive:
+        """The order as the contract has it."""
+        operator = pb.OperatorId(namespace=self.operator[0], name=self.operator[1])
+        directive = pb.Directive(operator=operator, reason=self.sentence)
+        match self.order:
+            case Order("keep"):
+                directive.keep.SetInParent()
+            case Order("unload_at", at_ns):
+                directive.unload_at.unix_ns = at_ns
+            case Order("preload_at", at_ns, until_ns):
+                directive.preload_at.unix_ns, directive.preload_at.until_unix_ns = at_ns, until_ns
+        return directive
 
 
 class Planner:
@@ -88,7 +116,7 @@ class Planner:
 
     def observe(self, arrival: pb.Arrival, now_ns: int) -> None:
         """An event: closes the open gap. Times in the future or before the last event count as now and as no gap."""
-        record = self.record((arrival.operator.namespace, arrival.operator.name))
+        record = self.record(key_of(arrival.operator))
         at_ns = min(arrival.unix_ns, now_ns) if arrival.unix_ns > 0 else now_ns
         record.events += 1
         if arrival.found_cold and arrival.entry_latency_s > record.latency_budget_s:
@@ -104,7 +132,7 @@ class Planner:
 
     def set_timer(self, timer: pb.KnownTimer, now_ns: int) -> None:
         """Adds, moves or removes a known wake time; impossible ones are dropped."""
-        record = self.record((timer.operator.namespace, timer.operator.name))
+        record = self.record(key_of(timer.operator))
         if timer.unix_ns <= 0 or timer.unix_ns > now_ns + _FAR_FUTURE_NS:
             record.timers.pop(timer.id, None)
         elif len(record.timers) < TIMERS_MAX or timer.id in record.timers:
@@ -112,7 +140,7 @@ class Planner:
 
     def measure(self, cost: pb.MeasuredCost) -> None:
         """Takes over measured costs; nonsense (negative, infinite, NaN) is ignored."""
-        record = self.record((cost.operator.namespace, cost.operator.name))
+        record = self.record(key_of(cost.operator))
         if 0 < cost.load_s < 600:
             record.load_s += 0.2 * (cost.load_s - record.load_s)
         if 0 < cost.unload_s < 600:
@@ -134,24 +162,18 @@ class Planner:
     def decide(self, key: OperatorKey, now_ns: int) -> Decision:
         """What should happen to the operator from now on if nothing comes."""
         record = self.record(key)
-        operator = pb.OperatorId(namespace=key[0], name=key[1])
         if record.policy == pb.NEVER:
-            return self._fixed(
-                key, pb.Directive(operator=operator, keep=pb.Keep()), now_ns, "its policy is never to unload"
-            )
+            return self._fixed(key, KEEP, now_ns, "its policy is never to unload")
         if record.policy == pb.IDLE:
             at_ns = max(now_ns, (record.last_event_ns or now_ns) + round(record.idle_after_s * 1e9))
-            directive = pb.Directive(operator=operator, unload_at=pb.UnloadAt(unix_ns=at_ns))
-            return self._fixed(
-                key, directive, now_ns, f"its policy is to unload after {record.idle_after_s:g} s of idleness"
-            )
-        return self._planned(key, record, operator, now_ns)
+            sentence = sys.intern(f"its policy is to unload after {record.idle_after_s:g} s of idleness")
+            return self._fixed(key, Order("unload_at", at_ns), now_ns, sentence)
+        return self._planned(key, record, now_ns)
 
-    def _fixed(self, key: OperatorKey, directive: pb.Directive, now_ns: int, sentence: str) -> Decision:
-        directive.reason = sentence
-        return Decision(key, now_ns, directive, None, None, self.price.per_byte_s, 0.0, None, sentence)
+    def _fixed(self, key: OperatorKey, order: Order, now_ns: int, sentence: str) -> Decision:
+        return Decision(key, now_ns, order, None, None, self.price.per_byte_s, 0.0, None, sentence)
 
-    def _planned(self, key: OperatorKey, record: OperatorRecord, operator: pb.OperatorId, now_ns: int) -> Decision:
+    def _planned(self, key: OperatorKey, record: OperatorRecord, now_ns: int) -> Decision:
         start_ns = record.gap_start_ns or now_ns
         gap_s = max(0.0, (now_ns - start_ns) / 1e9)
         timer_ns = record.next_timer_ns(now_ns)
@@ -159,10 +181,14 @@ class Planner:
         costs = self.costs(record)
         parts = hazard.bins(record.gaps.hazards(self.prior), known_end_s, record.load_s)
         plan = hazard.plan(parts, costs, elapsed_s=gap_s, resident=record.resident)
-        directive = _directive(operator, plan, gap_s, start_ns, now_ns, record.resident)
+        order = _order(plan, gap_s, start_ns, now_ns, record.resident)
         sentence = _sentence(plan, gap_s, known_end_s, costs, record)
-        directive.reason = sentence
-        return Decision(key, now_ns, directive, plan, costs, self.price.per_byte_s, gap_s, known_end_s, sentence)
+        return Decision(key, now_ns, order, plan, costs, self.price.per_byte_s, gap_s, known_end_s, sentence)
+
+
+def key_of(operator: pb.OperatorId) -> OperatorKey:
+    """Of texts that are there once: several dictionaries have an operator's key for as long as it lives."""
+    return sys.intern(operator.namespace), sys.intern(operator.name)
 
 
 def forecast(record: OperatorRecord, prior: GapHistogram, now_ns: int) -> Iterable[tuple[float, float, float]]:
@@ -179,21 +205,19 @@ def forecast(record: OperatorRecord, prior: GapHistogram, now_ns: int) -> Iterab
             survives *= 1 - chance
 
 
-def _directive(
-    operator: pb.OperatorId, plan: Plan, gap_s: float, start_ns: int, now_ns: int, resident: bool
-) -> pb.Directive:
+def _order(plan: Plan, gap_s: float, start_ns: int, now_ns: int, resident: bool) -> Order:
     change_s = plan.next_change_s(gap_s)
     change_ns = 0 if change_s == float("inf") else max(now_ns, start_ns + round(change_s * 1e9))
     if plan.resident_at(gap_s):
         if not change_ns:
-            return pb.Directive(operator=operator, keep=pb.Keep())
-        return pb.Directive(operator=operator, unload_at=pb.UnloadAt(unix_ns=change_ns))
+            return KEEP
+        return Order("unload_at", change_ns)
     if resident or not change_ns:
         # In memory but not worth it, or nothing to come: the load that a later window asks for is sent once it is out.
-        return pb.Directive(operator=operator, unload_at=pb.UnloadAt(unix_ns=now_ns))
+        return Order("unload_at", now_ns)
     until_s = plan.next_change_s(change_s)
     until_ns = 0 if until_s == float("inf") else start_ns + round(until_s * 1e9)
-    return pb.Directive(operator=operator, preload_at=pb.PreloadAt(unix_ns=change_ns, until_unix_ns=until_ns))
+    return Order("preload_at", change_ns, until_ns)
 
 
 def _sentence(plan: Plan, gap_s: float, known_end_s: float | None, costs: Costs, record: OperatorRecord) -> str:

@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from torpor_services.price import FLOOR_S_PER_BYTE_S
+
 # Ki: an error of the whole budget doubles the price in about 3.5 s. Kp damps it: a step of the whole budget moves the
 # price by e² at once. Seconds between updates are 1 to 5, far below both.
 KP = 2.0
@@ -26,8 +28,8 @@ PRESSURE_PERCENT = 1.0
 class Price:
     """`per_byte_s`: seconds of work that a byte in memory must save a second."""
 
-    per_byte_s: float = 1e-9  # a megabyte-second is worth a millisecond of work: 6 s for a Python guest's cold wake
-    minimum: float = 1e-9
+    per_byte_s: float = FLOOR_S_PER_BYTE_S
+    minimum: float = FLOOR_S_PER_BYTE_S
     maximum: float = 1e-6
     _error: float = 0.0
 

@@ -27,18 +27,24 @@ class Backoff:
     _failures: int = field(default=0, init=False)
     _healthy_since_s: float | None = field(default=None, init=False)
 
-    def next_delay_s(self) -> float:
-        """The delay before the next try."""
+    def next_delay_s(self, max_s: float | None = None) -> float:
+        """The delay before the next try.
+
+        `max_s`: a lower bound, for a failure whose repetition is cheap. Where it binds the failure does not count, so
+        that another kind of failure goes on from that bound, not at the longest delay.
+        """
+        limit_s = self.max_s if max_s is None else min(max_s, self.max_s)
         if self._healthy_since_s is not None:
             if self.clock.monotonic_s() - self._healthy_since_s >= self.reset_after_s:
                 self._failures = 0
             self._healthy_since_s = None
         delay_s = self.initial_s
         for _ in range(self._failures):
-            delay_s = min(delay_s * self.factor, self.max_s)
-            if delay_s == self.max_s:
+            delay_s = min(delay_s * self.factor, limit_s)
+            if delay_s == limit_s:
                 break
-        self._failures += 1
+        if delay_s < limit_s or limit_s == self.max_s:
+            self._failures += 1
         return delay_s * (1 + self.jitter * (2 * self.random() - 1))
 
     def succeeded(self) -> None:

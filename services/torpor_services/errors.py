@@ -26,3 +26,11 @@ def one_line(error: BaseException, limit: int = 500) -> str:
     """The error as one line for a log or a status, never empty, at most `limit` characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def shortened(text: str, limit: int) -> str:
+    """At most `limit` characters, the middle left out: a traceback says where at its start and what at its end."""
+    if len(text) <= limit:
+        return text
+    head = limit // 3
+    return f"{text[:head]} … {text[len(text) - (limit - head - 3) :]}"

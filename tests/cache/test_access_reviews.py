@@ -150,3 +150,11 @@ async def test_answers_are_bounded(access, authorizer):
     for number in range(300):
         await access.may(Question(OP, "get", SECRETS, "ns", f"s{number}"))
     assert len(access._answers) == 100
+
+
+async def test_answers_that_have_expired_are_not_kept(access, clock):
+    for name in ("a", "b"):
+        await access.may(Question(OP, "get", SECRETS, "ns", name))
+    await clock.advance(61)
+    await access.may(QUESTION)
+    assert list(access._answers) == [QUESTION]

@@ -613,3 +613,61 @@ async def test_stats(narrow):
         (subscriber,) = stats.subscribers
         assert (subscriber.subscriptions, subscriber.peer.split()[0]) == (2, "host/a")
         assert (subscriber.queued, subscriber.lag_s) == (0, 0)
+
+
+async def test_a_stream_of_requests_answers_as_single_requests_do(m):
+    await m.admin.allow(NS, "op", ["configmaps"], verbs=["get", "list", "watch", "create"])
+    caller = await m.admin.operator(NS, "x")
+    await m.admin.config_map(NS, "a", {"x": "1" * 700_000})
+    path = f"/api/v1/namespaces/{NS}/configmaps"
+    asked = [
+        cache_pb2.HttpRequest(caller=caller, method="GET", path=f"{path}/a"),
+        cache_pb2.HttpRequest(caller=caller, method="GET", path=f"{path}/missing"),
+        cache_pb2.HttpRequest(caller=caller, method="GET", path=f"/api/v1/namespaces/{NS}/secrets/s"),
+        cache_pb2.HttpRequest(
+            caller=caller, method="POST", path=path, content_type="application/json", body=b'{"metadata":{"name":"a"}}'
+        ),
+        cache_pb2.HttpRequest(
+            caller=cache_pb2.Caller(namespace=NS, name="x", host="b", epoch=1), method="GET", path=f"{path}/a"
+        ),
+        cache_pb2.HttpRequest(
+            caller=cache_pb2.Caller(namespace=NS, name="x", host="a", epoch=0), method="GET", path=f"{path}/a"
+        ),
+    ]
+    async with m.client() as client:
+        for number, message in enumerate(asked, 1):
+            streamed = client.stub.RequestStream(None)
+            batch = cache_pb2.RequestBatch(requests=[cache_pb2.StreamedRequest(id=number, request=message)])
+            await streamed.write(batch)
+            await streamed.done_writing()
+            responses = [response async for batch in streamed for response in batch.responses]
+            assert {response.id for response in responses} == {number}
+            assert [response.last for response in responses] == [False] * (len(responses) - 1) + [True]
+            try:
+                single = [response async for response in client.stub.Request(message)]
+            except grpc.aio.AioRpcError as exc:
+                assert responses[0].error.code == exc.code().value[0]
+                assert responses[0].error.message == exc.details()
+            else:
+                assert [r.response for r in responses] == single
+
+
+async def test_a_client_that_breaks_the_protocol_of_requests_is_told(m):
+    async with m.client() as client:
+        streamed = client.stub.RequestStream(None)
+        await streamed.write(cache_pb2.RequestBatch(requests=[cache_pb2.StreamedRequest()]))
+        with pytest.raises(grpc.aio.AioRpcError) as told:
+            await streamed.read()
+        assert told.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "request 0" in told.value.details()
+
+
+async def test_a_cache_that_ends_says_so_on_a_stream_of_requests_at_once(m):
+    async with m.client() as client:
+        streamed = client.stub.RequestStream(None)
+        missing = cache_pb2.StreamedRequest(id=1, request=cache_pb2.HttpRequest(method="GET", path="/version"))
+        await streamed.write(cache_pb2.RequestBatch(requests=[missing]))
+        assert (await streamed.read()).responses[0].id == 1
+        m.service.servicer.close_streams()
+        with pytest.raises(grpc.aio.AioRpcError) as told:
+            await streamed.read()
+        assert told.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -1,5 +1,6 @@
 """The demo's receiver of spans."""
 
+import pytest
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -27,3 +28,9 @@ async def test_spans_that_come_by_otlp_are_told_as_a_tree():
 
 def test_no_trace_is_no_line():
     assert list(tree([])) == []
+
+
+async def test_who_waits_for_spans_that_do_not_come_is_told_what_came():
+    async with receiving() as (receiver, _):
+        with pytest.raises(TimeoutError, match="0 spans"):
+            await receiver.until(bool, timeout_s=0.01)

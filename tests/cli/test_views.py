@@ -50,3 +50,9 @@ def test_spans_and_sizes_are_short():
     assert [age(n) for n in (0, -5, 300_000_000, 61_000_000_000)] == ["now", "now", "0.3s", "61.0s"]
     assert [seconds(s) for s in (0.00034, 0.0012, 5, 180, 7200)] == ["340µs", "1.2ms", "5.0s", "3m", "2h"]
     assert [size(n) for n in (5, 2048, 3 << 20, 5 << 30)] == ["5 B", "2 KiB", "3 MiB", "5.0 GiB"]
+
+
+def test_an_operator_that_fails_all_the_time_is_shown_as_degraded():
+    degraded = pb.OperatorState(phase=scheduler.RESIDENT, degraded=True)
+    assert fitting([degraded], 120)[1][0][1] == "Degraded"
+    assert fitting([pb.OperatorState(phase=scheduler.FAILED, degraded=True)], 120)[1][0][1] == "Failed"

@@ -4,24 +4,24 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+from torpor_cli.demo.spans import Span, SpanReceiver, receiving
 from torpor_guests_testing import mirror
 from torpor_kubernetes_testing import ControlPlane, KubeClient, create_service_account
 from torpor_mesh_testing import WASM_OPERATORS, Mesh, MeshOptions, mirror_rules, operator_object
 from torpor_mesh_testing.fleet import until_ready
-from torpor_mesh_testing.spans import Collector, ReceivedSpan, collecting
 
 SOON = {"policy": "idle", "idleAfter": "50ms"}
 # Who tells of what. The first is the root; each other one is below the one it names.
 PATH = {
-    "watch event": ("torpor-cache", None),
-    "cache.fan_out": ("torpor-cache", "watch event"),
-    "queue wait": ("torpor-host", "cache.fan_out"),
-    "wake": ("torpor-host", "cache.fan_out"),
-    "reconcile": ("torpor-host", "cache.fan_out"),
-    "kube GET": ("torpor-host", "reconcile"),
-    "cache.read": ("torpor-cache", "kube GET"),
-    "kube PATCH": ("torpor-host", "reconcile"),
-    "cache.write": ("torpor-cache", "kube PATCH"),
+    "watch event": ("cache", None),
+    "cache.fan_out": ("cache", "watch event"),
+    "queue wait": ("host", "cache.fan_out"),
+    "wake": ("host", "cache.fan_out"),
+    "reconcile": ("host", "cache.fan_out"),
+    "kube GET": ("host", "reconcile"),
+    "cache.read": ("cache", "kube GET"),
+    "kube PATCH": ("host", "reconcile"),
+    "cache.write": ("cache", "kube PATCH"),
 }
 
 
@@ -32,8 +32,13 @@ async def test_spans_of_one_change_form_one_trace(
     host_state: Path,
     run_mesh: Callable[[Mesh], AbstractAsyncContextManager[Mesh]],
 ) -> None:
-    async with collecting() as collector:
-        options = MeshOptions(environment=collector.environment, host_state=host_state)
+    async with receiving() as (receiver, address):
+        environment = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{address}",
+            "OTEL_EXPORTER_OTLP_INSECURE": "true",
+            "OTEL_BSP_SCHEDULE_DELAY": "100",  # the default of 5 s is for production
+        }
+        options = MeshOptions(environment=environment, host_state=host_state)
         async with run_mesh(Mesh(torpor_installed, options)) as mesh:
             await mesh.ready()
             await create_service_account(kube, namespace, "copy", mirror_rules())
@@ -45,13 +50,13 @@ async def test_spans_of_one_change_form_one_trace(
                 await kube.create("example.com/v1/widgets", widget(namespace, name))
                 await kube.until("v1/configmaps", f"{name}-copy", lambda found: found is not None, namespace=namespace)
                 await mesh.until_asleep()
-            trace = await trace_of(collector, "a")
+            trace = await trace_of(receiver, "a")
 
     by_name = {span.name: span for span in trace}
     assert set(by_name) == set(PATH) and len(trace) == len(PATH), sorted(span.name for span in trace)
     for name, (service, parent) in PATH.items():
         assert by_name[name].service == service, name
-        assert by_name[name].parent == (by_name[parent].id if parent else ""), f"{name} belongs below {parent}"
+        assert by_name[name].parent_id == (by_name[parent].span_id if parent else b""), f"{name} belongs below {parent}"
         assert not by_name[name].failed, name
     in_order = ["watch event", "queue wait", "wake", "reconcile", "kube GET", "kube PATCH", "cache.write"]
     starts = [by_name[name].start_ns for name in in_order]
@@ -60,20 +65,20 @@ async def test_spans_of_one_change_form_one_trace(
     assert by_name["watch event"].attributes["k8s.object.name"] == "a"
 
 
-async def trace_of(collector: Collector, name: str) -> list[ReceivedSpan]:
+async def trace_of(receiver: SpanReceiver, name: str) -> list[Span]:
     """All spans of the trace that begins with the creation of this object, once its last ones have come."""
 
-    def trace(spans: list[ReceivedSpan]) -> list[ReceivedSpan]:
+    def trace(spans: list[Span]) -> list[Span]:
         roots = {
-            span.trace
+            span.trace_id
             for span in spans
             if span.name == "watch event"
             and span.attributes.get("k8s.object.name") == name
             and span.attributes.get("k8s.resource") == "example.com/v1/widgets"
         }
-        return [span for span in spans if span.trace in roots]
+        return [span for span in spans if span.trace_id in roots]
 
-    spans = await collector.until(lambda spans: {span.name for span in trace(list(spans))} >= set(PATH))
+    spans = await receiver.until(lambda spans: {span.name for span in trace(list(spans))} >= set(PATH))
     return trace(list(spans))
 
 

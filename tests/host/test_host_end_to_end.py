@@ -629,6 +629,7 @@ async def test_people_can_list_describe_load_unload_wake_watch_and_read_logs(mes
         assert state.wakes >= 1 and state.form == "core" and 0 < state.wake_p50_s <= state.wake_p99_s
         described = await stub.DescribeOperator(host_pb2.DescribeOperatorRequest(operator=who))
         assert described.image_state == "image" and {c.type for c in described.conditions} == {
+            "Degraded",
             "Installed",
             "Ready",
             "Watching",

@@ -11,6 +11,7 @@ from torpor_host.engine import GuestEngine
 from torpor_host.engine_config import EngineConfig
 from torpor_host.failures import GuestOutOfMemory, InstallFailed, InstallRefused
 from torpor_host.hostcalls import CallError, CallResponse, KubeRequest
+from torpor_host.images import COPIED_MAX, arranged
 from torpor_host.install import InstalledModule, ModuleSource, install, python_base
 from torpor_host.instance import Instance
 from torpor_host.limits import MIB, InstanceLimits
@@ -312,6 +313,8 @@ RUNTIME = wat_guest(
           (br_if $l (i32.lt_u (local.tee $i (i32.add (local.get $i) (i32.const 1))) (i32.const 40))))
         (drop (memory.grow (i32.const 2)))
         (i64.store (i32.const 4194304) (i64.load (i32.const 1048576)))
+        ;; and 8 new pages beside one another
+        (memory.fill (i32.const 4210688) (i32.const 7) (i32.const 32768))
         (i64.const 0))""",
 )
 
@@ -323,7 +326,7 @@ def python_guests(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Gu
     config = EngineConfig(
         python_runtime=runtime,
         map_overlays=request.param != "copied",
-        maps_max=20 if request.param == "no maps left" else 50_000,
+        maps_max=6 if request.param == "no maps left" else 50_000,
     )
     guests = Guests(engine_in(ArtifactStore(tmp_path / "artifacts"), config))
     yield guests
@@ -341,8 +344,9 @@ def test_operators_share_the_base_and_differ_in_their_pages(python_guests: Guest
     assert two.image is not None
     assert one.image.base == two.image.base
     assert one.image.overlay is not None
-    assert one.image.overlay.run_count >= 40
-    assert one.image_bytes < 60 * PAGE
+    assert one.image.overlay.copied >= 40
+    assert one.image.overlay.to_map() == [(4194304 // PAGE, 4 + 8)]  # a gap of three is filled
+    assert one.image_bytes < 70 * PAGE
     for module, word in ((one, b"perator1"), (two, b"perator2"), (one, b"perator1")):
         result = python_guests.run(python_guests.wake(module))
         assert result[:8] == result[24:32] == word
@@ -350,13 +354,34 @@ def test_operators_share_the_base_and_differ_in_their_pages(python_guests: Guest
         assert int.from_bytes(result[16:24], "little") == 0x5555
 
 
-def test_overlay_is_private_when_copied_and_shared_when_mapped(python_guests: Guests):
-    instance = python_guests.wake(operator(python_guests, b"operator1"))
-    mapped = python_guests.engine.config.map_overlays and python_guests.engine.maps.maximum > 20
-    assert (instance.private_bytes() == 0) is mapped
-    assert (python_guests.engine.maps.held > 40) is mapped
+def test_pages_that_the_base_has_too_are_copied_and_new_ones_mapped_where_there_is_room(python_guests: Guests):
+    module = operator(python_guests, b"operator1")
+    assert module.image is not None
+    assert module.image.overlay is not None
+    copied = PAGE * sum(count for _first, count in module.image.overlay.to_copy())
+    mapped = PAGE * sum(count for _first, count in module.image.overlay.to_map())
+    instance = python_guests.wake(module)
+    maps = python_guests.engine.config.map_overlays and python_guests.engine.maps.maximum > 6
+    assert instance.private_bytes() == copied + (0 if maps else mapped)
+    assert python_guests.engine.maps.held == (4 + 1 + 2 if maps else 4 + 1)
     instance.close()
     assert python_guests.engine.maps.held == 0
+
+
+def test_runs_of_new_pages_are_mapped_and_the_rest_is_copied():
+    new, old = True, False
+    changed = [(2, old), (3, old), (10, new), (12, new), (13, new), (15, old), (16, new), (17, new), (40, new)]
+    assert arranged(changed) == ([(2, 2), (15, 1), (40, 1)], [(10, 8)])
+
+
+def test_an_operator_that_changed_much_of_the_base_has_all_of_it_mapped():
+    changed = [(10 * page, False) for page in range(COPIED_MAX)]
+    assert arranged(changed) == ([(10 * page, 1) for page in range(COPIED_MAX)], [])
+    changed += [(10 * COPIED_MAX, False), (10 * COPIED_MAX + 5, False)]
+    to_copy, to_map = arranged(changed)
+    assert to_copy == []
+    assert to_map[-1] == (10 * COPIED_MAX, 6)
+    assert len(to_map) == COPIED_MAX + 1
 
 
 def test_base_is_the_same_when_it_is_built_again(python_guests: Guests):

@@ -138,3 +138,11 @@ def test_any_other_text_is_refused_and_never_crashes(text):
             assert convert(text, "x") >= 0
         except InvalidSpec as refused:
             assert "x: " in str(refused)
+
+
+def test_operators_that_ask_for_the_same_share_it():
+    first, second = (
+        resolve(declared(wasm_operator(limits={"memory": "64Mi"})), json.dumps(MANIFEST).encode()) for _ in "ab"
+    )
+    assert first.limits is second.limits and first.unload is second.unload
+    assert first.primary is second.primary and first.watches[0].resource is second.watches[0].resource

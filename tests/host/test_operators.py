@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torpor.cache.v1 import cache_pb2
 from torpor_host import abi
 from torpor_host.failures import GuestStopped, GuestTrapped, InstallFailed
 from torpor_host.installation import Problem
 from torpor_host.operator_record import Operator
-from torpor_host.operators import CRASHES_MAX
+from torpor_host.operators import CRASHES_MAX, DEGRADED_AFTER
+from torpor_host.own_writes import RUN_MAX
 from torpor_host.residency import Keep, Phase, UnloadAt
 from torpor_host.subscriber import Event
 from torpor_host.testing_bench import OP, Bench
@@ -456,6 +458,24 @@ def test_a_long_drain_gives_way_when_others_wait_and_keeps_its_instance(bench: B
     assert len(bench.ran) == 7 and busy.wakes == 1
 
 
+def test_time_that_a_turn_waits_is_not_counted_as_taken_from_others(bench: Bench) -> None:
+    busy, other = bench.adopt(name="busy"), bench.adopt(name="other")
+    cpu = [0.0]
+
+    def waits(key: str) -> bytes:
+        bench.clock.now_s += 0.05  # of which nothing on the processor
+        return abi.encode([b"done"])
+
+    bench.operators.reconciler._cpu_s = lambda: cpu[0]
+    bench.behaviour = waits
+    for i in range(8):
+        bench.event(busy, f"busy-{i}")
+    bench.event(other, "other")
+    bench.workers.contended = True
+    bench.run()
+    assert bench.ran.index("other watch 0") == 6, "what it may wait for others is a quarter of a second"
+
+
 def test_an_instance_that_does_not_load_beside_one_that_runs_is_no_reason_to_rest(bench: Bench) -> None:
     operator = bench.adopt(concurrency=2)
     bench.event(operator, "a")
@@ -546,3 +566,110 @@ def test_events_during_a_fence_leave_one_timer(bench: Bench) -> None:
     operator.fenced = ""
     bench.advance(1)
     assert len(bench.ran) == 20
+
+
+def failing(key: str) -> bytes:
+    return abi.encode([b"error", b"", b"Traceback\nValueError: always"])
+
+
+def test_an_operator_whose_every_reconcile_fails_is_degraded_until_one_succeeds(bench: Bench) -> None:
+    operator = bench.adopt()
+    bench.operators.on_synced(operator, operator.subscriptions[0])
+    for subscription in operator.subscriptions:
+        subscription.progress.synced = True
+    bench.operators.on_synced(operator, operator.subscriptions[0])
+    assert operator.is_true("Ready") and operator.condition("Degraded").status == "False"  # type: ignore[union-attr]
+    bench.behaviour = failing
+    bench.event(operator, "a")
+    bench.run()
+    assert operator.failures == 1 and operator.is_true("Ready"), "one failure may come of anything"
+    for _ in range(DEGRADED_AFTER - 2):
+        bench.advance(1)
+    assert operator.failures == DEGRADED_AFTER - 1 and not operator.degraded
+    bench.advance(1)
+    degraded = operator.condition("Degraded")
+    assert degraded is not None and (degraded.status, degraded.reason) == ("True", "ReconcilesFail")
+    assert "ValueError: always" in degraded.message and not operator.is_true("Ready")
+    bench.advance(1)
+    assert operator.failures > DEGRADED_AFTER and operator.condition("Degraded") == degraded, (
+        "a failure more changes nothing"
+    )
+    bench.behaviour = lambda key: abi.encode([b"done"])
+    bench.event(operator, "b")
+    bench.run()
+    assert not operator.degraded and operator.is_true("Ready")
+
+
+def test_one_object_that_fails_among_others_that_do_not_degrades_nothing(bench: Bench) -> None:
+    operator = bench.adopt()
+    bench.behaviour = lambda key: failing(key) if key.endswith("bad") else abi.encode([b"done"])
+    for i in range(DEGRADED_AFTER * 2):
+        bench.event(operator, "bad")
+        bench.event(operator, f"good-{i}")
+        bench.run()
+    assert operator.errors >= DEGRADED_AFTER and not operator.degraded
+
+
+def write(operator: Operator, version: int) -> None:
+    position = cache_pb2.Position(resource_version=str(version))
+    resource = cache_pb2.Resource(version="v1", resource="configmaps")
+    operator.positions.written(cache_pb2.MinimumVersion(resource=resource, position=position))
+
+
+def live(bench: Bench, operator: Operator, name: str, version: int) -> None:
+    key = cache_pb2.ObjectKey(namespace="default", name=name)
+    event = Event(
+        type=Event.MODIFIED, key=key, received_unix_ns=1, position=cache_pb2.Position(resource_version=str(version))
+    )
+    bench.sequence += 1
+    bench.operators.on_event(operator, operator.subscriptions[0], [Key("default", name)], event, bench.sequence)
+    bench.run()
+
+
+def test_an_operator_that_writes_its_primary_each_time_is_told_of_and_no_longer_after_a_pause(bench: Bench) -> None:
+    operator = bench.adopt()
+    version = 10
+
+    def behaviour(key: str) -> bytes:
+        nonlocal version
+        version += 1
+        write(operator, version)
+        return abi.encode([b"done"])
+
+    bench.behaviour = behaviour
+    live(bench, operator, "a", version)
+    for _ in range(RUN_MAX - 1):
+        live(bench, operator, "a", version)
+    assert operator.own_writes.total == RUN_MAX - 1 and not operator.wakes_itself
+    live(bench, operator, "a", version)
+    warning = operator.condition("WakesItself")
+    assert warning is not None and (warning.status, warning.reason) == ("True", "OwnWrites")
+    live(bench, operator, "a", version)
+    assert [line.level for line in bench.logs.tail(operator.id)] == ["warning"], "told once"
+    bench.advance(2)
+    live(bench, operator, "a", version)
+    assert not operator.wakes_itself
+
+
+def test_a_write_whose_event_comes_before_its_answer_still_counts(bench: Bench) -> None:
+    operator = bench.adopt()
+
+    def behaviour(key: str) -> bytes:
+        operator.own_writes.shown("11")
+        write(operator, 11)
+        return abi.encode([b"done"])
+
+    bench.behaviour = behaviour
+    live(bench, operator, "a", 10)
+    live(bench, operator, "a", 11)
+    assert operator.own_writes.total == 1
+
+
+def test_writes_that_change_nothing_and_changes_from_outside_are_no_own_wakes(bench: Bench) -> None:
+    operator = bench.adopt()
+    version = 10
+    bench.behaviour = lambda key: (write(operator, version), abi.encode([b"done"]))[1]
+    for _ in range(RUN_MAX + 1):
+        version += 1
+        live(bench, operator, "a", version)
+    assert operator.own_writes.total == 0 and not operator.wakes_itself

@@ -94,3 +94,12 @@ def test_what_is_kept_is_bounded() -> None:
         )
     assert len(positions._deleted or ()) <= 512 and len(positions._conflicts or ()) <= 512
     assert len(positions.all_minimums()) <= 64
+
+
+def test_a_write_is_kept_and_not_the_answer_that_told_of_it() -> None:
+    positions = ReadPositions()
+    answer = cache_pb2.Head(written=written(7))
+    positions.written(answer.written)
+    answer.Clear()
+    assert positions.minimum(SECRET) == written(7)
+    assert positions.all_minimums() == [written(7)]

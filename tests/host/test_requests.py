@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
+import asyncio
+import contextlib
+import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent import futures
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
+import grpc.aio
 import msgspec
 import pytest
 from torpor.cache.v1 import cache_pb2, cache_pb2_grpc
@@ -18,23 +21,51 @@ from torpor_host.limits import Deadline
 from torpor_host.operator_spec import OperatorId
 from torpor_host.read_positions import ReadPositions
 from torpor_host.requests import Actor, CacheRequests
+from torpor_host.workers import Mailbox, Workers
 from torpor_services.clock import ManualClock
 
+T = TypeVar("T")
+Script = Callable[[], Iterator[cache_pb2.HttpResponse]]
 SECRET = "/api/v1/namespaces/a/secrets/s"
 ACTOR = Actor(OperatorId(("a", "op")), "host-0", 7, (), b"{}")
 
 
 class ScriptedCache(cache_pb2_grpc.ResourceCacheServicer):
-    """Answers each request by the next entry of `script`, the last one for ever."""
+    """Answers each request by the next entry of `script`, the last one for ever; each in a thread of its own."""
 
     def __init__(self) -> None:
         self.asked: list[cache_pb2.HttpRequest] = []
-        self.script: list[Callable[[Any], Iterator[cache_pb2.HttpResponse]]] = []
+        self.cancelled: list[int] = []
+        self.streams: list[Any] = []
+        self.batches: list[int] = []
+        self.script: list[Script] = []
 
-    def Request(self, request: cache_pb2.HttpRequest, context: Any) -> Iterator[cache_pb2.HttpResponse]:
-        self.asked.append(request)
-        answer = self.script.pop(0) if len(self.script) > 1 else self.script[0]
-        yield from answer(context)
+    def RequestStream(self, batches: Iterator[cache_pb2.RequestBatch], context: Any) -> Iterator[Any]:
+        self.streams.append(context)
+        answers: queue.SimpleQueue[cache_pb2.StreamedResponse | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, args=(batches, answers), daemon=True).start()
+        context.add_callback(lambda: answers.put(None))
+        while (answer := answers.get()) is not None:
+            yield cache_pb2.ResponseBatch(responses=[answer])
+
+    def _read(self, batches: Iterator[cache_pb2.RequestBatch], answers: queue.SimpleQueue[Any]) -> None:
+        with contextlib.suppress(grpc.RpcError):  # the client is gone
+            for batch in batches:
+                self.batches.append(len(batch.requests))
+                self.cancelled.extend(batch.cancelled)
+                for message in batch.requests:
+                    self.asked.append(message.request)
+                    script = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+                    threading.Thread(target=self._answer, args=(script, message.id, answers), daemon=True).start()
+
+    @staticmethod
+    def _answer(script: Script, number: int, answers: queue.SimpleQueue[Any]) -> None:
+        try:
+            for response in script():
+                answers.put(cache_pb2.StreamedResponse(id=number, response=response))
+            answers.put(cache_pb2.StreamedResponse(id=number, last=True))
+        except Refused as exc:
+            answers.put(cache_pb2.StreamedResponse(id=number, last=True, error=exc.error))
 
     def Tree(self, request: cache_pb2.TreeRequest, context: Any) -> cache_pb2.TreeResponse:
         return cache_pb2.TreeResponse(
@@ -44,8 +75,13 @@ class ScriptedCache(cache_pb2_grpc.ResourceCacheServicer):
         )
 
 
-def answer(status: int = 200, body: bytes = b"{}", **head: Any) -> Callable[[Any], Iterator[cache_pb2.HttpResponse]]:
-    def give(_: Any) -> Iterator[cache_pb2.HttpResponse]:
+class Refused(Exception):
+    def __init__(self, error: cache_pb2.RequestError) -> None:
+        self.error = error
+
+
+def answer(status: int = 200, body: bytes = b"{}", **head: Any) -> Script:
+    def give() -> Iterator[cache_pb2.HttpResponse]:
         yield cache_pb2.HttpResponse(head=cache_pb2.Head(status=status, content_type="application/json", **head))
         for start in range(0, len(body), 1 << 20):
             yield cache_pb2.HttpResponse(body=body[start : start + (1 << 20)])
@@ -53,12 +89,17 @@ def answer(status: int = 200, body: bytes = b"{}", **head: Any) -> Callable[[Any
     return give
 
 
-def abort(code: grpc.StatusCode, text: str = "no", retry_ms: int | None = None) -> Callable[[Any], Iterator[Any]]:
-    def give(context: Any) -> Iterator[Any]:
-        if retry_ms is not None:
-            context.set_trailing_metadata((("retry-after-ms", str(retry_ms)),))
-        context.abort(code, text)
-        yield
+def abort(code: grpc.StatusCode, text: str = "no", retry_ms: int = 0) -> Script:
+    def give() -> Iterator[cache_pb2.HttpResponse]:
+        raise Refused(cache_pb2.RequestError(code=code.value[0], message=text, retry_after_ms=retry_ms))
+
+    return give
+
+
+def hangs_until(release: threading.Event) -> Script:
+    def give() -> Iterator[cache_pb2.HttpResponse]:
+        release.wait(30)
+        yield cache_pb2.HttpResponse(head=cache_pb2.Head(status=200))
 
     return give
 
@@ -75,30 +116,70 @@ class OpenFence:
         self.reports.append(reason)
 
 
+class Loop:
+    """An event loop on a thread of its own, as guests' threads see the host's."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, step: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(step, self.loop).result(10)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+        self.loop.close()
+
+
 class Bench:
-    def __init__(self, target: str, cache: ScriptedCache) -> None:
+    def __init__(self, target: str, cache: ScriptedCache, loop: Loop) -> None:
         self.cache = cache
-        self.channel = grpc.insecure_channel(target)
         self.fence = OpenFence()
         self.positions = ReadPositions()
         self.slept: list[float] = []
-        self.requests = CacheRequests(self.channel, ManualClock(), sleep=lambda _, seconds: self.slept.append(seconds))
+        self.loop = loop
+        self.requests = loop.run(self._open(target))
+
+    async def _open(self, target: str) -> CacheRequests:
+        self.channel = grpc.aio.insecure_channel(target)
+        post = Mailbox(asyncio.get_running_loop()).post
+        sleep = lambda _, seconds: self.slept.append(seconds)  # noqa: E731
+        requests = CacheRequests(self.channel, ManualClock(), post, sleep=sleep)
+        self._task = asyncio.create_task(requests.run())
+        return requests
 
     def ask(self, method: str = "GET", path: str = SECRET, *, body: bytes = b"", seconds: float = 5.0) -> CallResponse:
         request = KubeRequest(method, path, "application/json", "", body)
         return self.requests.request(ACTOR, self.positions, self.fence, request, Deadline.after(seconds), "trace")
 
+    def close(self) -> None:
+        self.loop.run(self._close())
+
+    async def _close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self.channel.close()
+
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
+def loop() -> Iterator[Loop]:
+    loop = Loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture
+def bench(loop: Loop) -> Iterator[Bench]:
     server = grpc.server(futures.ThreadPoolExecutor(4))
     cache = ScriptedCache()
     cache_pb2_grpc.add_ResourceCacheServicer_to_server(cache, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    bench = Bench(f"127.0.0.1:{port}", cache)
+    bench = Bench(f"127.0.0.1:{port}", cache, loop)
     yield bench
-    bench.channel.close()
+    bench.close()
     server.stop(0)
 
 
@@ -160,13 +241,12 @@ def test_a_read_gives_up_at_its_deadline(bench: Bench) -> None:
 
 
 def test_an_answer_that_never_comes_ends_at_the_deadline(bench: Bench) -> None:
-    def hang(context: Any) -> Iterator[Any]:
-        while context.is_active():
-            context.time_remaining()
-            yield from itertools.islice(iter(()), 0)
-
-    bench.cache.script = [hang]
+    release = threading.Event()
+    bench.cache.script = [hangs_until(release), answer()]
     assert bench.ask(seconds=0.2).error is CallError.DEADLINE
+    assert bench.ask().status == 200  # on the same stream
+    release.set()
+    assert (bench.cache.cancelled, len(bench.cache.streams)) == ([1], 1)
 
 
 def test_nothing_leaves_a_host_that_may_not_act(bench: Bench) -> None:
@@ -207,7 +287,7 @@ def test_what_is_no_request_is_refused_here(bench: Bench, method: str, path: str
 
 
 def test_an_endless_answer_is_cut(bench: Bench) -> None:
-    def endless(_: Any) -> Iterator[cache_pb2.HttpResponse]:
+    def endless() -> Iterator[cache_pb2.HttpResponse]:
         yield cache_pb2.HttpResponse(head=cache_pb2.Head(status=200))
         while True:
             yield cache_pb2.HttpResponse(body=bytes(2 << 20))
@@ -230,10 +310,9 @@ def test_a_tree_is_one_json_answer(bench: Bench) -> None:
 def test_who_stops_the_guest_ends_a_call_that_waits(bench: Bench, method: str) -> None:
     in_flight, asked, release = InFlight(), threading.Event(), threading.Event()
 
-    def wait(context: Any) -> Iterator[Any]:
+    def wait() -> Iterator[cache_pb2.HttpResponse]:
         asked.set()
-        release.wait(30)
-        yield cache_pb2.HttpResponse(head=cache_pb2.Head(status=200))
+        yield from hangs_until(release)()
 
     bench.cache.script = [wait]
     got: list[CallResponse] = []
@@ -258,3 +337,64 @@ def test_who_stops_the_guest_ends_a_tree_that_waits_too(bench: Bench) -> None:
     request = TreeRequest("v1/secrets", "a", "b")
     got = bench.requests.tree(ACTOR, bench.positions, bench.fence, request, Deadline.after(30), in_flight)
     assert got.error is CallError.FENCED
+
+
+def test_many_requests_share_one_stream_and_each_gets_its_own_answer(bench: Bench) -> None:
+    bench.cache.script = [answer(status=200 + n, body=str(n).encode()) for n in range(40)] + [answer()]
+    with futures.ThreadPoolExecutor(8) as pool:
+        got = [future.result() for future in [pool.submit(bench.ask) for _ in range(40)]]
+    assert sorted(int(each.body) for each in got) == list(range(40))
+    assert all(each.status == 200 + int(each.body) for each in got)
+    assert len(bench.cache.streams) == 1
+
+
+def test_a_stream_that_breaks_fails_what_was_in_flight_and_the_next_request_opens_another(bench: Bench) -> None:
+    asked, release = threading.Event(), threading.Event()
+
+    def wait() -> Iterator[cache_pb2.HttpResponse]:
+        asked.set()
+        yield from hangs_until(release)()
+
+    bench.cache.script = [wait, wait, answer()]
+    with futures.ThreadPoolExecutor(2) as pool:
+        write = pool.submit(bench.ask, "PUT", body=b"{}")
+        assert asked.wait(10)
+        read = pool.submit(bench.ask)
+        while len(bench.cache.asked) < 2:
+            pass
+        bench.cache.streams[0].cancel()
+        assert write.result(10).error is CallError.UNAVAILABLE  # whether it was made is not known
+        assert read.result(10).status == 200  # asked again
+    release.set()
+    assert [request.method for request in bench.cache.asked] == ["PUT", "GET", "GET"]
+
+
+def test_no_cache_at_all_is_unavailable_and_a_host_that_ends_asks_nothing(loop: Loop) -> None:
+    bench = Bench("unix:/nowhere", ScriptedCache(), loop)
+    got = bench.ask("PUT", body=b"{}")
+    assert got.error is CallError.UNAVAILABLE and "/nowhere" in got.message
+    bench.close()
+    assert bench.ask("PUT", body=b"{}").error is CallError.UNAVAILABLE
+
+
+def test_a_request_that_waits_gives_its_slot_back(bench: Bench) -> None:
+    workers, asked, release = Workers("test", threads_max=2), threading.Event(), threading.Event()
+    got: list[CallResponse] = []
+
+    def wait() -> Iterator[cache_pb2.HttpResponse]:
+        asked.set()
+        yield from hangs_until(release)()
+
+    def ask() -> None:
+        request = KubeRequest("GET", SECRET, "", "", b"")
+        arguments = (ACTOR, bench.positions, bench.fence, request, Deadline.after(10), "", InFlight(), workers)
+        got.append(bench.requests.request(*arguments))
+
+    bench.cache.script = [wait]
+    workers.submit(ask)
+    assert asked.wait(10)
+    ran = threading.Event()
+    workers.submit(ran.set)
+    assert ran.wait(10) and not got
+    release.set()
+    assert workers.close(10) and got[0].status == 200

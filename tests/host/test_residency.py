@@ -199,7 +199,7 @@ def test_never_idle_and_predictive_decide_differently() -> None:
     assert unload_time_s(Unload(), Keep(), costs, price, 10.0) is None
     assert unload_time_s(Unload(), UnloadAt(12.0), costs, price, 10.0) == 12.0
     assert unload_time_s(Unload(), UnloadAt(0.0), costs, price, 10.0) == 10.0
-    assert unload_time_s(Unload(), None, costs, price, 10.0) == pytest.approx(11.5)
+    assert unload_time_s(Unload(), None, costs, price, 10.0) == pytest.approx(13.0)
 
 
 def test_break_even_grows_with_the_cost_of_coming_back_and_shrinks_under_pressure() -> None:

@@ -199,14 +199,18 @@ async def test_without_a_scheduler_the_host_decides() -> None:
     assert not bench.link.decides
 
 
-async def test_what_the_scheduler_does_not_read_stays_bounded() -> None:
-    bench = Bench(None)
-    for _ in range(3 * ARRIVALS_MAX):
-        bench.began()
-        bench.link.idle(bench.operators.operator)
-        bench.link.phase_changed(bench.operators.operator)
-    report = bench.link._pending()
-    assert len(report.arrivals) == ARRIVALS_MAX and len(report.changes) == 1 and len(report.costs) == 1
+@pytest.mark.parametrize("reading", [True, False], ids=["slowly", "nobody"])
+async def test_what_the_scheduler_does_not_read_stays_bounded(reading: bool) -> None:
+    async with grpc.aio.insecure_channel("unix:/nowhere") as channel:
+        bench = Bench(channel)
+        bench.link._connected = reading
+        for _ in range(3 * ARRIVALS_MAX):
+            bench.began()
+            bench.link.idle(bench.operators.operator)
+            bench.link.phase_changed(bench.operators.operator)
+        report = bench.link._pending()
+        assert len(report.arrivals) == ARRIVALS_MAX
+        assert (len(report.changes), len(report.costs)) == ((1, 1) if reading else (0, 0))
 
 
 @pytest.mark.parametrize(

@@ -181,3 +181,22 @@ async def test_at_the_end_the_phase_is_put_right(bench: Bench) -> None:
     bench.operator.residency = Residency(Phase.COLD)
     await bench.writer.flush()
     assert [body["status"]["phase"] for body in bench.api.bodies] == ["Resident", "Cold"]
+
+
+async def test_an_error_that_changes_with_each_failure_is_not_written_with_each(bench: Bench) -> None:
+    bench.operator.last_error = "first"
+    await bench.changed()
+    for i in range(9):
+        bench.operator.errors, bench.operator.last_error = i, f"at {i} o'clock"
+        await bench.changed()
+        await bench.pass_time(1)
+    assert len(bench.api.bodies) == 1
+    await bench.pass_time(1.1)
+    assert [body["status"]["lastError"] for body in bench.api.bodies] == ["first", "at 8 o'clock"]
+
+
+async def test_the_end_of_a_long_error_is_kept_where_a_traceback_says_what_happened(bench: Bench) -> None:
+    bench.operator.last_error = "a/b: Traceback\n" + "  frame\n" * 1000 + "ValueError: too big"
+    await bench.changed()
+    written = bench.api.bodies[0]["status"]["lastError"]
+    assert written.startswith("a/b: Traceback") and written.endswith("ValueError: too big") and len(written) <= 1000

@@ -1,9 +1,13 @@
 """Worker threads: bounded, one slot, waits that stop nobody. Real threads, ordered by events."""
 
 import asyncio
+import itertools
+import queue
 import threading
+from functools import partial
 
 import pytest
+from torpor_host.waits import Wait
 from torpor_host.workers import Mailbox, Workers
 
 WAIT_S = 10.0  # only for a test that fails
@@ -244,3 +248,89 @@ def test_slots_are_neither_lost_nor_made_when_slices_end() -> None:
         assert done.acquire(timeout=WAIT_S)
     assert most[0] == 1
     assert workers.close(WAIT_S)
+
+
+def test_a_wait_gives_the_slot_back_and_is_over_with_it_in_hand() -> None:
+    workers, waits, order = Workers("test", threads_max=2), list[Wait](), list[str]()
+    waiting, hold, holding = gate(), gate(), gate()
+
+    def waiter() -> None:
+        waits.append(workers.wait())
+        waiting.set()
+        assert waits[0].until(WAIT_S)
+        order.append("returned")
+
+    def holder() -> None:
+        holding.set()
+        hold.wait(WAIT_S)
+
+    workers.submit(waiter)
+    assert waiting.wait(WAIT_S)
+    workers.submit(holder)
+    assert holding.wait(WAIT_S), "the waiter's slot is free"
+    workers.submit(lambda: order.append("new"))
+    waits[0].end()
+    assert not order
+    hold.set()
+    assert workers.close(WAIT_S) and order == ["returned", "new"]
+
+
+def test_what_has_ended_before_is_not_waited_for_and_a_second_end_is_nothing() -> None:
+    workers, told = Workers("test", threads_max=1), list[bool]()
+
+    def job() -> None:
+        wait = workers.wait()
+        wait.end()
+        wait.end()
+        told.append(wait.until(0.0))
+
+    workers.submit(job)
+    assert workers.close(WAIT_S) and told == [True] and workers._free == 1
+
+
+def test_a_wait_that_runs_out_comes_back_with_a_slot_and_its_late_end_makes_none() -> None:
+    workers, told, done = Workers("test", threads_max=2), list[bool](), gate()
+
+    def job() -> None:
+        wait = workers.wait()
+        told.append(wait.until(0.01))
+        wait.end()
+        done.set()
+
+    workers.submit(job)
+    assert done.wait(WAIT_S) and told == [False]
+    assert workers.close(WAIT_S) and workers._free == 1
+
+
+def test_slots_are_neither_lost_nor_made_by_waits_that_end_at_any_moment() -> None:
+    workers = Workers("test", threads_max=8, slice_s=0.002)
+    answers: queue.SimpleQueue[Wait | None] = queue.SimpleQueue()
+    done = threading.Semaphore(0)
+
+    def answer() -> None:
+        for number in itertools.count():
+            if (wait := answers.get()) is None:
+                return
+            if number % 7 == 0:
+                threading.Event().wait(0.0005)
+            wait.end()
+
+    def job(number: int) -> None:
+        for turn in range(20):
+            wait = workers.wait()
+            answers.put(wait)
+            wait.until(0.0 if (number + turn) % 5 == 0 else 0.0004 if turn % 3 else WAIT_S)
+            if turn % 9 == 0:
+                threading.Event().wait(0.003)  # its slice ends
+        done.release()
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    for number in range(100):
+        workers.submit(partial(job, number))
+    for _ in range(100):
+        assert done.acquire(timeout=WAIT_S)
+    answers.put(None)
+    answering.join(WAIT_S)
+    assert workers.close(WAIT_S)
+    assert workers._free == 1 and not workers._holders and not workers._returning

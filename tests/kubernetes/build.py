@@ -17,7 +17,6 @@ anything is installed.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import platform
@@ -28,15 +27,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-MODULE = Path(__file__).resolve().parent / "assets"
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parents[1] / "tools"))
+
+from build_lock import exclusive_lock  # noqa: E402  (a script: the path is set above)
+
+MODULE = HERE / "assets"
 TOOLCHAIN_REQUIREMENTS = MODULE / "go-toolchain.txt"
 
 HEARTBEAT_S = 15.0  # Silence of a minute looks like a hang, also to CI.
-LOCK_POLL_S = 0.5
 END_PATIENCE_S = 10.0
 
 
@@ -123,7 +126,7 @@ def build_missing(folder: Path, cache: Path) -> None:
     if not missing_binaries(folder):
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with exclusive_lock(cache / f"{folder.name}.lock"):
+    with exclusive_lock(cache / f"{folder.name}.lock", say):
         missing = missing_binaries(folder)  # The run that held the lock may have built them.
         if not missing:
             return
@@ -148,25 +151,6 @@ def remove_leftovers(folder: Path) -> None:
     """Delete what a killed run left half done; safe under the lock only."""
     for path in folder.glob(".*.partial"):
         shutil.rmtree(path)
-
-
-@contextlib.contextmanager
-def exclusive_lock(path: Path) -> Iterator[None]:
-    """Hold `path` locked; the kernel releases it however this process ends."""
-    with path.open("a") as file:
-        started = time.monotonic()
-        spoken = 0.0
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                waited = time.monotonic() - started
-                if spoken == 0.0 or waited - spoken >= HEARTBEAT_S:
-                    say(f"another run is building them; waiting ({waited:.0f} s)")
-                    spoken = max(waited, LOCK_POLL_S)
-                time.sleep(LOCK_POLL_S)
-        yield
 
 
 def build(binary: Binary, folder: Path, environment: Mapping[str, str]) -> None:

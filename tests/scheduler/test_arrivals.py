@@ -81,3 +81,10 @@ def test_state_survives_and_stays_small():
 def test_broken_state_is_refused(state):
     with pytest.raises(ValueError):
         GapHistogram.load(state)
+
+
+def test_histograms_that_have_seen_nothing_share_no_counts():
+    filled([1.0] * 10, censored=[2.0])
+    assert sum(GapHistogram().events) == sum(GapHistogram().censored) == 0
+    one = filled([1.0])
+    assert sum(one.events) == 1 and sum(one.censored) == 0

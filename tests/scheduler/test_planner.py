@@ -129,8 +129,23 @@ def test_memory_over_the_budget_makes_memory_dearer_until_it_fits():
     assert price.per_byte_s == price.minimum
 
 
+def test_a_tiny_guest_may_stay_for_a_minute_and_a_half_and_costs_no_more_than_a_python_guest_for_three_seconds():
+    subject = planner(Price().minimum)
+    record = subject.record(KEY)
+    record.load_s, record.unload_s, record.resident_bytes = 0.000118, 0.0005, 16 * 1024
+    costs = subject.costs(record)
+    assert (costs.unload + costs.load + costs.late) / costs.rent == pytest.approx(95, abs=1)
+    assert 95 * record.resident_bytes < 3.2 * 512 * 1024
+
+
 def test_pressure_of_the_kernel_raises_the_price_even_below_the_budget():
     price = Price()
     price.update(10, 100, 2.0)
     before = price.per_byte_s
     assert price.update(10, 100, 2.0, pressure_percent=5.0) == pytest.approx(2 * before)
+
+
+def test_scheduler_and_a_host_that_decides_alone_have_the_same_price_of_free_memory():
+    from torpor_host.residency import Price as PriceOfHost
+
+    assert PriceOfHost().rent_s_per_byte_s == Price().minimum == Price().per_byte_s

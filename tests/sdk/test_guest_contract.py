@@ -289,3 +289,11 @@ def test_an_operator_without_reconcile_is_refused_at_describe(load: Load) -> Non
 def test_an_unknown_kind_of_code_is_refused(host: Any) -> None:
     with pytest.raises(OperatorError, match="loads source and zip, not 'wheel'"):
         _guest.load("wheel", "a.whl", b"")
+
+
+def test_a_huge_message_hides_neither_the_kind_of_error_nor_its_beginning(load: Load) -> None:
+    load(with_body("raise ValueError('the name ' + 'x' * 1_000_000)"))
+    result = reconcile()
+    assert result[0] == "error" and len(result[2]) < 2000
+    assert "\nValueError: the name xxx" in result[2] and "in reconcile" in result[2]
+    assert "ValueError: the name xxx" in result[2][-700:], "the end that a status keeps has it"

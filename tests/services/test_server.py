@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from torpor_services.channels import open_blocking_channel, open_channel
+from torpor_services.channels import open_channel
 from torpor_services.errors import AddressInUse, InvalidSetting
 from torpor_services.health import Readiness
 from torpor_services.security import Identity, TlsFiles, is_local, peer_identity
@@ -102,29 +102,6 @@ async def test_an_address_that_others_reach_needs_tls():
         async with running("0.0.0.0:0"):
             pass
     assert is_local("[::1]:80") and is_local("localhost:1") and not is_local("10.0.0.1:1")
-
-
-async def test_a_blocking_stream_is_ended_from_another_thread():
-    async def silent(request, context):
-        await asyncio.Event().wait()
-        yield b""
-
-    class Silent(grpc.GenericRpcHandler):
-        def service(self, handler_call_details):
-            return grpc.unary_stream_rpc_method_handler(silent)
-
-    server = grpc.aio.server(handlers=[Silent()])
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    with open_blocking_channel(f"127.0.0.1:{port}", HOST, TlsFiles()) as channel:
-        call = channel.unary_stream("/test/Silent")(b"", timeout=30)
-        reading = asyncio.create_task(asyncio.to_thread(list, call))
-        await asyncio.sleep(0.1)  # it waits
-        call.cancel()
-        with pytest.raises(grpc.RpcError):
-            await asyncio.wait_for(reading, 5)
-        assert call.code() is grpc.StatusCode.CANCELLED
-    await server.stop(0)
 
 
 async def test_running_calls_end_when_the_process_is_asked_to_stop():

@@ -48,6 +48,12 @@ async def test_backoff_doubles_up_to_its_maximum_and_forgets_after_two_minutes_o
     assert backoff.next_delay_s() == pytest.approx(0.8)
 
 
+def test_a_lower_bound_for_cheap_failures_does_not_carry_over_to_dear_ones():
+    backoff = Backoff(ManualClock(), random=lambda: 0.5)
+    assert [backoff.next_delay_s(4.0) for _ in range(9)] == pytest.approx([0.8, 1.6, 3.2] + [4.0] * 6)
+    assert [backoff.next_delay_s() for _ in range(4)] == pytest.approx([6.4, 12.8, 25.6, 30.0])
+
+
 def test_jitter_spreads_a_delay_by_a_quarter_of_itself():
     low = Backoff(ManualClock(), random=lambda: 0.0).next_delay_s()
     high = Backoff(ManualClock(), random=lambda: 1.0).next_delay_s()

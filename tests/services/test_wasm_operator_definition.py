@@ -57,3 +57,16 @@ def test_a_missing_field_is_named():
 
 def test_a_manifest_need_not_say_everything():
     assert crd.spec_violations({"for": {"resource": "v1/secrets"}}, required=False) == []
+
+
+def test_kubectl_shows_whether_an_operator_is_ready_and_on_demand_why_not():
+    from torpor_devcluster.table import find
+
+    columns = {column["name"]: column for column in crd.definition()["spec"]["versions"][0]["additionalPrinterColumns"]}
+    conditions = [
+        {"type": "Degraded", "status": "True", "reason": "ReconcilesFail"},
+        {"type": "Ready", "status": "False", "reason": "Degraded"},
+    ]
+    obj = {"status": {"conditions": conditions}}
+    assert find(obj, columns["Ready"]["jsonPath"]) == ["False"]
+    assert find(obj, columns["Reason"]["jsonPath"]) == ["Degraded"] and columns["Reason"]["priority"] == 1

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc.aio
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as collector
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as collector_grpc
+from opentelemetry.proto.common.v1 import common_pb2
+from opentelemetry.proto.trace.v1 import trace_pb2
 
 SPANS_MAX = 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One span as it was exported."""
+    """One span as it was exported; times in nanoseconds since the epoch, `parent_id` empty for a root."""
 
     trace_id: bytes
     span_id: bytes
@@ -25,7 +28,8 @@ class Span:
     name: str
     start_ns: int
     end_ns: int
-    attributes: dict[str, str]
+    attributes: dict[str, object]
+    failed: bool
 
 
 class SpanReceiver(collector_grpc.TraceServiceServicer):
@@ -33,29 +37,30 @@ class SpanReceiver(collector_grpc.TraceServiceServicer):
 
     def __init__(self) -> None:
         self.spans: deque[Span] = deque(maxlen=SPANS_MAX)
+        self._grown = asyncio.Condition()
 
     async def Export(  # noqa: N802 - the contract's name
         self, request: collector.ExportTraceServiceRequest, context: object
     ) -> collector.ExportTraceServiceResponse:
-        for resource_spans in request.resource_spans:
-            names = {a.key: a.value.string_value for a in resource_spans.resource.attributes}
-            service = names.get("service.name", "").removeprefix("torpor-")
-            for scope_spans in resource_spans.scope_spans:
-                for span in scope_spans.spans:
-                    attributes = {a.key: a.value.string_value or str(a.value.int_value) for a in span.attributes}
-                    self.spans.append(
-                        Span(
-                            span.trace_id,
-                            span.span_id,
-                            span.parent_span_id,
-                            service,
-                            span.name,
-                            span.start_time_unix_nano,
-                            span.end_time_unix_nano,
-                            attributes,
-                        )
-                    )
+        async with self._grown:
+            for resource_spans in request.resource_spans:
+                names = _attributes(resource_spans.resource.attributes)
+                service = str(names.get("service.name", "")).removeprefix("torpor-")
+                for scope_spans in resource_spans.scope_spans:
+                    self.spans.extend(_read(service, span) for span in scope_spans.spans)
+            self._grown.notify_all()
         return collector.ExportTraceServiceResponse()
+
+    async def until(self, condition: Callable[[Sequence[Span]], bool], *, timeout_s: float = 15.0) -> Sequence[Span]:
+        """What has come once it is enough. Raises TimeoutError that lists the names of what came."""
+        try:
+            async with asyncio.timeout(timeout_s), self._grown:
+                while not condition(self.spans):
+                    await self._grown.wait()
+        except TimeoutError as exc:
+            names = sorted({f"{span.service}: {span.name}" for span in self.spans})
+            raise TimeoutError(f"after {timeout_s} s: {len(self.spans)} spans, of {names}") from exc
+        return list(self.spans)
 
     def fullest_trace(self) -> list[Span]:
         """The trace that shows most: all services on the way, then most kinds of spans, then the shortest."""
@@ -103,3 +108,21 @@ def tree(spans: list[Span]) -> Iterator[str]:
         detail = span.attributes.get("http.target") or span.attributes.get("path") or ""
         yield f"{offset:9.2f} ms {took:8.2f} ms  {span.service:9} {'  ' * depth}{span.name} {detail}".rstrip()
         stack += [(child, depth + 1) for child in reversed(children[span.span_id])]
+
+
+def _read(service: str, span: trace_pb2.Span) -> Span:
+    return Span(
+        trace_id=span.trace_id,
+        span_id=span.span_id,
+        parent_id=span.parent_span_id,
+        service=service,
+        name=span.name,
+        start_ns=span.start_time_unix_nano,
+        end_ns=span.end_time_unix_nano,
+        attributes=_attributes(span.attributes),
+        failed=span.status.code == trace_pb2.Status.STATUS_CODE_ERROR,
+    )
+
+
+def _attributes(pairs: Sequence[common_pb2.KeyValue]) -> dict[str, object]:
+    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value") or "string_value") for pair in pairs}

@@ -20,24 +20,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 RUNTIME = Path(__file__).resolve().parent
 sys.path.insert(0, str(RUNTIME))
+sys.path.append(str(RUNTIME.parents[2] / "tools"))
 
-from torpor_runtime import guest_module, interpreter, stdlib  # noqa: E402  (a script: the path is set above)
+from build_lock import exclusive_lock  # noqa: E402  (a script: the path is set above)
+from torpor_runtime import guest_module, interpreter, stdlib  # noqa: E402
 from torpor_runtime.interpreter import Interpreter  # noqa: E402
-from torpor_runtime.steps import HEARTBEAT_S, BuildError, Steps, say  # noqa: E402
+from torpor_runtime.steps import BuildError, Steps, say  # noqa: E402
 
-LOCK_POLL_S = 0.5
 # The CPU time measured (222 and 256 s) on two cores, and a little; only to tell who waits what to expect.
 INTERPRETER_S_WITH_CC, INTERPRETER_S_WITHOUT_CC, MODULE_S = 120.0, 140.0, 7.0
 # Each is 13 MB, and every change of the SDK makes one.
@@ -112,7 +111,7 @@ def build_missing(cache: Path, environment: Mapping[str, str]) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     built = Interpreter(cache / f"interpreter-{interpreter.key()}")
     library = cache / f"stdlib-{guest_module.stdlib_key()}"
-    with exclusive_lock(cache / "build.lock"):
+    with exclusive_lock(cache / "build.lock", say):
         path = module_path(environment)
         if path.is_file():
             return path  # The run that held the lock has built it.
@@ -167,25 +166,6 @@ def remove_old(cache: Path) -> None:
         folders = sorted(cache.glob(pattern), key=lambda folder: folder.stat().st_mtime, reverse=True)
         for folder in folders[kept:]:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def exclusive_lock(path: Path) -> Iterator[None]:
-    """Hold `path` locked; the kernel releases it however this process ends."""
-    with path.open("a") as file:
-        started = time.monotonic()
-        spoken = 0.0
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                waited = time.monotonic() - started
-                if spoken == 0.0 or waited - spoken >= HEARTBEAT_S:
-                    say(f"another run is building it; waiting ({waited:.0f} s)")
-                    spoken = max(waited, LOCK_POLL_S)
-                time.sleep(LOCK_POLL_S)
-        yield
 
 
 def copy_whole(source: Path, target: Path) -> None:

@@ -15,6 +15,9 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "heap.h"
+#include "settle.h"
+
 #include "frozen_modules.h" /* Generated: `frozen_modules`, every Python module of the guest. */
 
 #define EXPORT(name) __attribute__((export_name(#name), used))
@@ -103,6 +106,7 @@ static PyMethodDef torpor_methods[] = {
     {"http_fetch", http_fetch, METH_O, "http_fetch(message: bytes) -> bytes"},
     {"config", config, METH_NOARGS, "config() -> bytes, JSON"},
     {"log", log_line, METH_VARARGS, "log(level: int, text: str | bytes) -> None"},
+    {"gather", gather_code, METH_O, "gather(codes: list[code]) -> None; see settle.h"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -134,6 +138,7 @@ static void set(PyConfig *config, wchar_t **field, const wchar_t *value)
 /* An interpreter that looks for nothing: every module is frozen in, every path is empty. */
 static void start_interpreter(void)
 {
+    heap_install();
     PyPreConfig early;
     PyPreConfig_InitIsolatedConfig(&early);
     early.utf8_mode = 1;
@@ -198,6 +203,13 @@ static void tell_boot(const char *name)
     Py_XDECREF(result);
 }
 
+/* The last thing before an image may be taken. */
+static void settle(void)
+{
+    tell_boot("settle");
+    settle_memory();
+}
+
 /* A constructor and not an export of our own: the C library's `_initialize` runs it, after its own. */
 __attribute__((constructor)) static void initialize(void)
 {
@@ -207,7 +219,7 @@ __attribute__((constructor)) static void initialize(void)
         PyErr_Print();
         Py_FatalError("the guest's own modules cannot be imported");
     }
-    tell_boot("settle");
+    settle();
 }
 
 /* ---- Calls ---- */
@@ -326,7 +338,7 @@ EXPORT(torpor_load) int64_t torpor_load(const char *data, int32_t length)
 EXPORT(torpor_describe) int64_t torpor_describe(void)
 {
     int64_t result = call_boot("describe", NULL, &error_first);
-    tell_boot("settle");
+    settle();
     return result;
 }
 

@@ -83,7 +83,7 @@ def wake() -> None:
     settings.forget()
     random = sys.modules.get("random")
     if random is not None:
-        random.seed(os.urandom(32))
+        random.seed(int.from_bytes(os.urandom(32)))  # A number: bytes would be hashed first.
     if _operator is not None:
         try:
             _operator.woken()

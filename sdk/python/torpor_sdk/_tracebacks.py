@@ -6,6 +6,8 @@ from .errors import TorporError
 
 FRAMES_MAX = 40
 TEXT_CHARACTERS_MAX = 16_000
+# Of a line, or of what an exception says of itself: a huge message must not push out what kind of error it is.
+PART_CHARACTERS_MAX = 600
 _PACKAGE = __name__.rpartition(".")[0]
 _FROZEN = f"<frozen {_PACKAGE}"
 _IN_FOLDER = f"/{_PACKAGE}/"
@@ -16,15 +18,20 @@ def render(exc: BaseException) -> str:
     try:
         shown = traceback.TracebackException(type(exc), exc, exc.__traceback__, limit=-FRAMES_MAX)
         _strip(shown, exc, set())
-        text = "".join(shown.format()).rstrip()
+        text = "".join(_shortened(part, PART_CHARACTERS_MAX) for part in shown.format()).rstrip()
     except (MemoryError, RecursionError):
         text = f"{type(exc).__name__} (no memory left for a traceback)"
     except Exception as broken:
         # An exception class of the operator may break whatever looks at it.
         text = f"{type(exc).__name__} (its traceback cannot be shown: {type(broken).__name__})"
-    if len(text) <= TEXT_CHARACTERS_MAX:
+    return _shortened(text, TEXT_CHARACTERS_MAX)
+
+
+def _shortened(text: str, limit: int) -> str:
+    """The middle left out where there are more characters."""
+    if len(text) <= limit:
         return text
-    half = TEXT_CHARACTERS_MAX // 2
+    half = limit // 2
     return f"{text[:half]}\n… {len(text) - 2 * half} characters …\n{text[-half:]}"
 
 

@@ -255,7 +255,7 @@ class Kube:
         """
         kind, namespace, name = self._resolve(target, name, namespace)
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
-        known = metadata_of(target) if isinstance(target, Mapping) else {}
+        known = {} if isinstance(target, Request | str) else metadata_of(target)
         fields = ("uid", "resourceVersion") if unchanged else ("uid",)
         preconditions = {field: known[field] for field in fields if known.get(field)}
         if preconditions:

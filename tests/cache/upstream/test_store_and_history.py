@@ -135,3 +135,17 @@ def test_bookmarks_move_the_newest_version_only_forward():
     history.advance(ResourceVersion(15))
     assert history.newest == 20
     assert list(history.since(ResourceVersion(18))) == []
+
+
+async def test_a_quiet_history_keeps_few_bytes_of_a_busy_past():
+    clock = ManualClock()
+    history = _history(clock, changes_min=1_000, old_bytes_max=5_000)
+    for version in range(11, 111):
+        history.append(_change(version, fill=1000))
+    await clock.advance(75)
+    history.trim()
+    assert len(history) == 100, "the window is promised"
+    await clock.advance(30)
+    history.trim()
+    assert 0 < history.bytes <= 5_000
+    assert [each.resource_version for each in history.since(ResourceVersion(108))] == [109, 110]

@@ -403,3 +403,24 @@ async def test_a_resource_that_counts_for_itself_gets_a_history_of_its_own(kit):
     await notes.until(("bookmark", 3))
     assert kit.informers.history_id == "history-1"
     assert informer.position.history.startswith("history-1/") and informer.position.resource_version == 3
+
+
+async def test_after_a_long_outage_a_refused_connection_is_tried_again_within_five_seconds(kit):
+    _, _, watch = await kit.synced(10, kit.config_map("a", 5))
+    watch.send(kit.event("MODIFIED", kit.config_map("a", 11)))
+    await kit.api.settle()
+    again = await kit.api.stop_listening()
+    for _ in range(8):
+        await kit.clock.pass_wait(0.0, 5.0)
+    await again()
+    await kit.clock.pass_wait(0.0, 5.0)
+    assert (await kit.api.next_watch()).query["resourceVersion"] == "11"
+
+
+async def test_a_server_that_is_busy_is_given_longer_than_one_where_nobody_listens(kit):
+    _, _, watch = await kit.synced(10, kit.config_map("a", 5))
+    watch.send(kit.event("MODIFIED", kit.config_map("a", 11)))
+    watch.end()
+    for low_s, high_s in (BACKOFF_FIRST, BACKOFF_SECOND, (2.4, 4.0), (4.8, 8.0), (9.6, 16.0)):
+        (await kit.api.next_watch()).reply(429, kit.status(429, "TooManyRequests"))
+        await kit.clock.pass_wait(low_s, high_s)

@@ -80,9 +80,6 @@ _colorize.COLORIZE = False
 
 asyncio.set_event_loop_policy(_torpor_asyncio.GuestEventLoopPolicy())
 
-# A test holds it to be empty.
-warm_up_error = _torpor_warmup.run()
-
 
 def load(message: bytes) -> bytes:
     kind, filename, content = _frames.decode(message, fields_min=3)[:3]
@@ -129,3 +126,7 @@ def explain(exception: BaseException | None) -> bytes:
     if exception is None:
         return b"the call failed without an exception"
     return sdk.explain(exception).encode("utf-8", "backslashreplace")
+
+
+# A test holds it to be empty.
+warm_up_error = _torpor_warmup.run(sys.modules[__name__])

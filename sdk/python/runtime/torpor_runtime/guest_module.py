@@ -17,7 +17,8 @@ from .interpreter import Interpreter
 from .steps import BuildError, Steps
 
 RUNTIME = Path(__file__).resolve().parent.parent
-EMBEDDING = RUNTIME / "embedding.c"
+SOURCES = (RUNTIME / "embedding.c", RUNTIME / "heap.c", RUNTIME / "settle.c")
+HEADERS = (RUNTIME / "heap.h", RUNTIME / "settle.h")
 GUEST = RUNTIME / "guest"
 SDK = RUNTIME.parent / "torpor_sdk"
 FREEZER = Path(freeze.__file__)
@@ -48,7 +49,7 @@ def stdlib_key() -> str:
 def key(sdk: Path = SDK) -> str:
     """Of everything that the module is made from."""
     own = [(name, toolchain.file_digest(path)) for name, path, _ in own_modules(sdk)]
-    digest = toolchain.file_digest(Path(__file__), EMBEDDING)
+    digest = toolchain.file_digest(Path(__file__), *SOURCES, *HEADERS)
     return hashlib.sha256(f"{stdlib_key()} {digest} {own}".encode()).hexdigest()[:16]
 
 
@@ -98,23 +99,24 @@ def link(
     (scratch / "frozen_modules.h").write_text(_header(own, _frozen_in(library)))
     variables = toolchain.clean_environment(environment, built.zig_cache, scratch / "tmp")
     compiler = toolchain.zig().cc(wasm=True)
-    embedding = scratch / "embedding.o"
-    steps.run(
-        "compile the embedding",
-        [
-            *(*compiler, *toolchain.CODE_FLAGS, "-std=c23", "-Wall", "-Wno-c23-extensions"),
-            *(f"-ffile-prefix-map={scratch}=/build", f"-ffile-prefix-map={RUNTIME}=/runtime"),
-            *(f"-I{scratch}", f"-I{built.include}", "-c", str(EMBEDDING), "-o", str(embedding)),
-        ],
-        cwd=scratch,
-        environment=variables,
-    )
+    objects = [scratch / f"{source.stem}.o" for source in SOURCES]
+    for source, compiled in zip(SOURCES, objects, strict=True):
+        steps.run(
+            f"compile {source.name}",
+            [
+                *(*compiler, *toolchain.CODE_FLAGS, "-std=c23", "-Wall", "-Wno-c23-extensions"),
+                *(f"-ffile-prefix-map={scratch}=/build", f"-ffile-prefix-map={RUNTIME}=/runtime"),
+                *(f"-I{scratch}", f"-I{built.include}", "-c", str(source), "-o", str(compiled)),
+            ],
+            cwd=scratch,
+            environment=variables,
+        )
     steps.run(
         f"link {MODULE_NAME}",
         [
             # The same flags again: they say how the C library is compiled too.
             *(*compiler, *toolchain.CODE_FLAGS, "-mexec-model=reactor", "-o", str(result / MODULE_NAME)),
-            *(str(embedding), *map(str, built.archives)),
+            *(*map(str, objects), *map(str, built.archives)),
             *(*toolchain.LIBRARIES, "-Wl,--strip-all", f"-Wl,-z,stack-size={STACK_BYTES}"),
         ],
         cwd=scratch,

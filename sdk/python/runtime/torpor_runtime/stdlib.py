@@ -61,6 +61,7 @@ LIMITED: dict[str, str] = {
     "threading, concurrent.futures": "import; starting a thread raises RuntimeError",
     "time.sleep": "sleeps on the host, at most until the reconcile's deadline",
     "zoneinfo": "has no time zone data of its own: put the package `tzdata` into the operator's zip",
+    "weakref": "what was made at import lives until the unload: its weak references and `__del__` never hear of an end",
     "inspect, traceback": "show the operator's source lines, not those of the standard library",
 }
 

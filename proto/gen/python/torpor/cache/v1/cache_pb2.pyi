@@ -798,6 +798,124 @@ class Head(google.protobuf.message.Message):
 Global___Head: typing_extensions.TypeAlias = Head
 
 @typing.final
+class RequestBatch(google.protobuf.message.Message):
+    """---- RequestStream -----------------------------------------------------------------------------------------------"""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: builtins.int
+    CANCELLED_FIELD_NUMBER: builtins.int
+    @property
+    def requests(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StreamedRequest]: ...
+    @property
+    def cancelled(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Of requests whose answers nobody waits for any more. Nothing is said of them from then on."""
+
+    def __init__(
+        self,
+        *,
+        requests: collections.abc.Iterable[Global___StreamedRequest] | None = ...,
+        cancelled: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cancelled", b"cancelled", "requests", b"requests"]) -> None: ...
+
+Global___RequestBatch: typing_extensions.TypeAlias = RequestBatch
+
+@typing.final
+class StreamedRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    REQUEST_FIELD_NUMBER: builtins.int
+    id: builtins.int
+    """Chosen by the client, unique within the stream while unanswered, not 0."""
+    @property
+    def request(self) -> Global___HttpRequest: ...
+    def __init__(
+        self,
+        *,
+        id: builtins.int = ...,
+        request: Global___HttpRequest | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["request", b"request"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["id", b"id", "request", b"request"]) -> None: ...
+
+Global___StreamedRequest: typing_extensions.TypeAlias = StreamedRequest
+
+@typing.final
+class ResponseBatch(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESPONSES_FIELD_NUMBER: builtins.int
+    @property
+    def responses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StreamedResponse]: ...
+    def __init__(
+        self,
+        *,
+        responses: collections.abc.Iterable[Global___StreamedResponse] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["responses", b"responses"]) -> None: ...
+
+Global___ResponseBatch: typing_extensions.TypeAlias = ResponseBatch
+
+@typing.final
+class StreamedResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    RESPONSE_FIELD_NUMBER: builtins.int
+    LAST_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    id: builtins.int
+    last: builtins.bool
+    """The request ends with this one."""
+    @property
+    def response(self) -> Global___HttpResponse: ...
+    @property
+    def error(self) -> Global___RequestError:
+        """Instead of an answer, or of the rest of one; always the last."""
+
+    def __init__(
+        self,
+        *,
+        id: builtins.int = ...,
+        response: Global___HttpResponse | None = ...,
+        last: builtins.bool = ...,
+        error: Global___RequestError | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error", "response", b"response"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "id", b"id", "last", b"last", "response", b"response"]) -> None: ...
+
+Global___StreamedResponse: typing_extensions.TypeAlias = StreamedResponse
+
+@typing.final
+class RequestError(google.protobuf.message.Message):
+    """What `Request` says with a gRPC status and trailing metadata."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    RETRY_AFTER_MS_FIELD_NUMBER: builtins.int
+    SENT_FIELD_NUMBER: builtins.int
+    code: builtins.int
+    """a gRPC status code"""
+    message: builtins.str
+    retry_after_ms: builtins.int
+    sent: builtins.bool
+    def __init__(
+        self,
+        *,
+        code: builtins.int = ...,
+        message: builtins.str = ...,
+        retry_after_ms: builtins.int = ...,
+        sent: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["code", b"code", "message", b"message", "retry_after_ms", b"retry_after_ms", "sent", b"sent"]) -> None: ...
+
+Global___RequestError: typing_extensions.TypeAlias = RequestError
+
+@typing.final
 class TreeRequest(google.protobuf.message.Message):
     """---- Tree --------------------------------------------------------------------------------------------------------"""
 

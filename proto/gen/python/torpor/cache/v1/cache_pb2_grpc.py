@@ -44,6 +44,11 @@ class ResourceCacheStub(object):
                 request_serializer=torpor_dot_cache_dot_v1_dot_cache__pb2.HttpRequest.SerializeToString,
                 response_deserializer=torpor_dot_cache_dot_v1_dot_cache__pb2.HttpResponse.FromString,
                 _registered_method=True)
+        self.RequestStream = channel.stream_stream(
+                '/torpor.cache.v1.ResourceCache/RequestStream',
+                request_serializer=torpor_dot_cache_dot_v1_dot_cache__pb2.RequestBatch.SerializeToString,
+                response_deserializer=torpor_dot_cache_dot_v1_dot_cache__pb2.ResponseBatch.FromString,
+                _registered_method=True)
         self.Tree = channel.unary_unary(
                 '/torpor.cache.v1.ResourceCache/Tree',
                 request_serializer=torpor_dot_cache_dot_v1_dot_cache__pb2.TreeRequest.SerializeToString,
@@ -79,6 +84,15 @@ class ResourceCacheServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RequestStream(self, request_iterator, context):
+        """Many requests on one stream, each answered as by `Request`, in any order; a third of the processor's time of a call
+        each. What a request meets stays with it; the stream fails only when the client breaks the protocol
+        (INVALID_ARGUMENT) or the server goes away (UNAVAILABLE). What is unanswered then may have been executed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tree(self, request, context):
         """A primary and all that it owns, from memory.
         """
@@ -104,6 +118,11 @@ def add_ResourceCacheServicer_to_server(servicer, server):
                     servicer.Request,
                     request_deserializer=torpor_dot_cache_dot_v1_dot_cache__pb2.HttpRequest.FromString,
                     response_serializer=torpor_dot_cache_dot_v1_dot_cache__pb2.HttpResponse.SerializeToString,
+            ),
+            'RequestStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.RequestStream,
+                    request_deserializer=torpor_dot_cache_dot_v1_dot_cache__pb2.RequestBatch.FromString,
+                    response_serializer=torpor_dot_cache_dot_v1_dot_cache__pb2.ResponseBatch.SerializeToString,
             ),
             'Tree': grpc.unary_unary_rpc_method_handler(
                     servicer.Tree,
@@ -170,6 +189,33 @@ class ResourceCache(object):
             '/torpor.cache.v1.ResourceCache/Request',
             torpor_dot_cache_dot_v1_dot_cache__pb2.HttpRequest.SerializeToString,
             torpor_dot_cache_dot_v1_dot_cache__pb2.HttpResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RequestStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/torpor.cache.v1.ResourceCache/RequestStream',
+            torpor_dot_cache_dot_v1_dot_cache__pb2.RequestBatch.SerializeToString,
+            torpor_dot_cache_dot_v1_dot_cache__pb2.ResponseBatch.FromString,
             options,
             channel_credentials,
             insecure,

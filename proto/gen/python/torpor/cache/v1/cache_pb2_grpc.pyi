@@ -57,6 +57,22 @@ _ResourceCacheRequestType = typing_extensions.TypeVar(
     ],
 )
 
+_ResourceCacheRequestStreamType = typing_extensions.TypeVar(
+    '_ResourceCacheRequestStreamType',
+    grpc.StreamStreamMultiCallable[
+        torpor.cache.v1.cache_pb2.RequestBatch,
+        torpor.cache.v1.cache_pb2.ResponseBatch,
+    ],
+    grpc.aio.StreamStreamMultiCallable[
+        torpor.cache.v1.cache_pb2.RequestBatch,
+        torpor.cache.v1.cache_pb2.ResponseBatch,
+    ],
+    default=grpc.StreamStreamMultiCallable[
+        torpor.cache.v1.cache_pb2.RequestBatch,
+        torpor.cache.v1.cache_pb2.ResponseBatch,
+    ],
+)
+
 _ResourceCacheTreeType = typing_extensions.TypeVar(
     '_ResourceCacheTreeType',
     grpc.UnaryUnaryMultiCallable[
@@ -89,7 +105,7 @@ _ResourceCacheStatsType = typing_extensions.TypeVar(
     ],
 )
 
-class ResourceCacheStub(typing.Generic[_ResourceCacheWatchType, _ResourceCacheRequestType, _ResourceCacheTreeType, _ResourceCacheStatsType]):
+class ResourceCacheStub(typing.Generic[_ResourceCacheWatchType, _ResourceCacheRequestType, _ResourceCacheRequestStreamType, _ResourceCacheTreeType, _ResourceCacheStatsType]):
     @typing.overload
     def __init__(self: ResourceCacheStub[
         grpc.StreamStreamMultiCallable[
@@ -99,6 +115,10 @@ class ResourceCacheStub(typing.Generic[_ResourceCacheWatchType, _ResourceCacheRe
         grpc.UnaryStreamMultiCallable[
             torpor.cache.v1.cache_pb2.HttpRequest,
             torpor.cache.v1.cache_pb2.HttpResponse,
+        ],
+        grpc.StreamStreamMultiCallable[
+            torpor.cache.v1.cache_pb2.RequestBatch,
+            torpor.cache.v1.cache_pb2.ResponseBatch,
         ],
         grpc.UnaryUnaryMultiCallable[
             torpor.cache.v1.cache_pb2.TreeRequest,
@@ -119,6 +139,10 @@ class ResourceCacheStub(typing.Generic[_ResourceCacheWatchType, _ResourceCacheRe
         grpc.aio.UnaryStreamMultiCallable[
             torpor.cache.v1.cache_pb2.HttpRequest,
             torpor.cache.v1.cache_pb2.HttpResponse,
+        ],
+        grpc.aio.StreamStreamMultiCallable[
+            torpor.cache.v1.cache_pb2.RequestBatch,
+            torpor.cache.v1.cache_pb2.ResponseBatch,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
             torpor.cache.v1.cache_pb2.TreeRequest,
@@ -144,6 +168,12 @@ class ResourceCacheStub(typing.Generic[_ResourceCacheWatchType, _ResourceCacheRe
     again then.
     """
 
+    RequestStream: _ResourceCacheRequestStreamType
+    """Many requests on one stream, each answered as by `Request`, in any order; a third of the processor's time of a call
+    each. What a request meets stays with it; the stream fails only when the client breaks the protocol
+    (INVALID_ARGUMENT) or the server goes away (UNAVAILABLE). What is unanswered then may have been executed.
+    """
+
     Tree: _ResourceCacheTreeType
     """A primary and all that it owns, from memory."""
 
@@ -157,6 +187,10 @@ ResourceCacheAsyncStub: typing_extensions.TypeAlias = ResourceCacheStub[
     grpc.aio.UnaryStreamMultiCallable[
         torpor.cache.v1.cache_pb2.HttpRequest,
         torpor.cache.v1.cache_pb2.HttpResponse,
+    ],
+    grpc.aio.StreamStreamMultiCallable[
+        torpor.cache.v1.cache_pb2.RequestBatch,
+        torpor.cache.v1.cache_pb2.ResponseBatch,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         torpor.cache.v1.cache_pb2.TreeRequest,
@@ -191,6 +225,17 @@ class ResourceCacheServicer(metaclass=abc.ABCMeta):
         FAILED_PRECONDITION (another epoch is confirmed: stop the guest), RESOURCE_EXHAUSTED (too large). Trailing metadata
         `torpor-sent` = "1" says that the API server may have executed the request all the same: a POST is not to be sent
         again then.
+        """
+
+    @abc.abstractmethod
+    def RequestStream(
+        self,
+        request_iterator: _MaybeAsyncIterator[torpor.cache.v1.cache_pb2.RequestBatch],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[torpor.cache.v1.cache_pb2.ResponseBatch], collections.abc.AsyncIterator[torpor.cache.v1.cache_pb2.ResponseBatch]]:
+        """Many requests on one stream, each answered as by `Request`, in any order; a third of the processor's time of a call
+        each. What a request meets stays with it; the stream fails only when the client breaks the protocol
+        (INVALID_ARGUMENT) or the server goes away (UNAVAILABLE). What is unanswered then may have been executed.
         """
 
     @abc.abstractmethod

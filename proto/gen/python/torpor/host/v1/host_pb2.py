@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from torpor.scheduler.v1 import scheduler_pb2 as torpor_dot_scheduler_dot_v1_dot_scheduler__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19torpor/host/v1/host.proto\x12\x0etorpor.host.v1\x1a#torpor/scheduler/v1/scheduler.proto\"\x16\n\x14ListOperatorsRequest\"\x8f\x01\n\x15ListOperatorsResponse\x12\x30\n\toperators\x18\x01 \x03(\x0b\x32\x1d.torpor.host.v1.OperatorState\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x19\n\x11memory_used_bytes\x18\x03 \x01(\x04\x12\x1b\n\x13memory_budget_bytes\x18\x04 \x01(\x04\"\x82\x03\n\rOperatorState\x12\x31\n\x08operator\x18\x01 \x01(\x0b\x32\x1f.torpor.scheduler.v1.OperatorId\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12)\n\x05phase\x18\x03 \x01(\x0e\x32\x1a.torpor.scheduler.v1.Phase\x12\x1a\n\x12last_event_unix_ns\x18\x04 \x01(\x03\x12\x19\n\x11next_wake_unix_ns\x18\x05 \x01(\x03\x12\r\n\x05wakes\x18\x06 \x01(\x04\x12\x12\n\nreconciles\x18\x07 \x01(\x04\x12\x0e\n\x06\x65rrors\x18\x08 \x01(\x04\x12\x12\n\nlast_error\x18\t \x01(\t\x12\x15\n\rprivate_bytes\x18\n \x01(\x04\x12\x0e\n\x06queued\x18\x0b \x01(\r\x12\x0f\n\x07running\x18\x0c \x01(\r\x12\x12\n\nwake_p50_s\x18\r \x01(\x01\x12\x12\n\nwake_p99_s\x18\x0e \x01(\x01\x12\x0c\n\x04\x66orm\x18\x0f \x01(\t\x12\x18\n\x10residency_reason\x18\x10 \x01(\t\"L\n\x17\x44\x65scribeOperatorRequest\x12\x31\n\x08operator\x18\x01 \x01(\x0b\x32\x1f.torpor.scheduler.v1.OperatorId\"\xca\x01\n\x18\x44\x65scribeOperatorResponse\x12,\n\x05state\x18\x01 \x01(\x0b\x32\x1d.torpor.host.v1.OperatorState\x12\x10\n\x08manifest\x18\x02 \x01(\t\x12\x15\n\rmodule_sha256\x18\x03 \x01(\t\x12\x13\n\x0bimage_state\x18\x04 \x01(\t\x12\x13\n\x0bimage_bytes\x18\x05 \x01(\x04\x12-\n\nconditions\x18\x06 \x03(\x0b\x32\x19.torpor.host.v1.Condition\"J\n\tCondition\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0e\n\x06status\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"@\n\x0bLoadRequest\x12\x31\n\x08operator\x18\x01 \x01(\x0b\x32\x1f.torpor.scheduler.v1.OperatorId\"\x0e\n\x0cLoadResponse\"B\n\rUnloadRequest\x12\x31\n\x08operator\x18\x01 \x01(\x0b\x32\x1f.torpor.scheduler.v1.OperatorId\"\x10\n\x0eUnloadResponse\"a\n\x0bWakeRequest\x12\x31\n\x08operator\x18\x01 \x01(\x0b\x32\x1f.torpor.scheduler.v1.OperatorId\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"\x1c\n\x0cWakeResponse\x12\x0c\n\x04keys\x18\x01 \x01(\r\"\x14\n\x12WatchStatesRequest\"Z\n\x0bStateChange\x12,\n\x05state\x18\x01 \x01(\x0b\x32\x1d.torpor.host.v1.OperatorState\x12\x0c\n\x04gone\x18\x02 \x01(\x08\x12\x0f\n\x07initial\x18\x03 \x01(\x08\"^\n\x0bLogsRequest\x12\x31\n\x08operator\x18\x01 \x01(\x0b\x32\x1f.torpor.scheduler.v1.OperatorId\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\x12\x0c\n\x04tail\x18\x03 \x01(\r\"|\n\x07LogLine\x12\x31\n\x08operator\x18\x01 \x01(\x0b\x32\x1f.torpor.scheduler.v1.OperatorId\x12\x0f\n\x07unix_ns\x18\x02 \x01(\x03\x12\r\n\x05level\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x10\n\x08trace_id\x18\x05 \x01(\t2\xac\x04\n\x04Host\x12\\\n\rListOperators\x12$.torpor.host.v1.ListOperatorsRequest\x1a%.torpor.host.v1.ListOperatorsResponse\x12\x65\n\x10\x44\x65scribeOperator\x12\'.torpor.host.v1.DescribeOperatorRequest\x1a(.torpor.host.v1.DescribeOperatorResponse\x12\x41\n\x04Load\x12\x1b.torpor.host.v1.LoadRequest\x1a\x1c.torpor.host.v1.LoadResponse\x12G\n\x06Unload\x12\x1d.torpor.host.v1.UnloadRequest\x1a\x1e.torpor.host.v1.UnloadResponse\x12\x41\n\x04Wake\x12\x1b.torpor.host.v1.WakeRequest\x1a\x1c.torpor.host.v1.WakeResponse\x12P\n\x0bWatchStates\x12\".torpor.host.v1.WatchStatesRequest\x1a\x1b.torpor.host.v1.StateChange0\x01\x12>\n\x04Logs\x12\x1b.torpor.host.v1.LogsRequest\x1a\x17.torpor.host.v1.LogLine0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19torpor/host/v1/host.proto\x12\x0etorpor.host.v1\x1a#torpor/scheduler/v1/scheduler.proto\"\x16\n\x14ListOperatorsRequest\"\x8f\x01\n\x15ListOperatorsResponse\x12\x30\n\toperators\x18\x01 \x03(\x0b\x32\x1d.torpor.host.v1.OperatorState\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x19\n\x11memory_used_bytes\x18\x03 \x01(\x04\x12\x1b\n\x13memory_budget_bytes\x18\x04 \x01(\x04\"\xb7\x03\n\rOperatorState\x12\x31\n\x08operator\x18\x01 \x01(\x0b\x32\x1f.torpor.scheduler.v1.OperatorId\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12)\n\x05phase\x18\x03 \x01(\x0e\x32\x1a.torpor.scheduler.v1.Phase\x12\x1a\n\x12last_event_unix_ns\x18\x04 \x01(\x03\x12\x19\n\x11next_wake_unix_ns\x18\x05 \x01(\x03\x12\r\n\x05wakes\x18\x06 \x01(\x04\x12\x12\n\nreconciles\x18\x07 \x01(\x04\x12\x0e\n\x06\x65rrors\x18\x08 \x01(\x04\x12\x12\n\nlast_error\x18\t \x01(\t\x12\x15\n\rprivate_bytes\x18\n \x01(\x04\x12\x0e\n\x06queued\x18\x0b \x01(\r\x12\x0f\n\x07running\x18\x0c \x01(\r\x12\x12\n\nwake_p50_s\x18\r \x01(\x01\x12\x12\n\nwake_p99_s\x18\x0e \x01(\x01\x12\x0c\n\x04\x66orm\x18\x0f \x01(\t\x12\x18\n\x10residency_reason\x18\x10 \x01(\t\x12\r\n\x05ready\x18\x11 \x01(\x08\x12\x10\n\x08\x64\x65graded\x18\x12 \x01(\x08\x12\x12\n\nown_writes\x18\x13 \x01(\x04\"L\n\x17\x44\x65scribeOperatorRequest\x12\x31\n\x08operator\x18\x01 \x01(\x0b\x32\x1f.torpor.scheduler.v1.OperatorId\"\xca\x01\n\x18\x44\x65scribeOperatorResponse\x12,\n\x05state\x18\x01 \x01(\x0b\x32\x1d.torpor.host.v1.OperatorState\x12\x10\n\x08manifest\x18\x02 \x01(\t\x12\x15\n\rmodule_sha256\x18\x03 \x01(\t\x12\x13\n\x0bimage_state\x18\x04 \x01(\t\x12\x13\n\x0bimage_bytes\x18\x05 \x01(\x04\x12-\n\nconditions\x18\x06 \x03(\x0b\x32\x19.torpor.host.v1.Condition\"J\n\tCondition\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0e\n\x06status\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"@\n\x0bLoadRequest\x12\x31\n\x08operator\x18\x01 \x01(\x0b\x32\x1f.torpor.scheduler.v1.OperatorId\"\x0e\n\x0cLoadResponse\"B\n\rUnloadRequest\x12\x31\n\x08operator\x18\x01 \x01(\x0b\x32\x1f.torpor.scheduler.v1.OperatorId\"\x10\n\x0eUnloadResponse\"a\n\x0bWakeRequest\x12\x31\n\x08operator\x18\x01 \x01(\x0b\x32\x1f.torpor.scheduler.v1.OperatorId\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"\x1c\n\x0cWakeResponse\x12\x0c\n\x04keys\x18\x01 \x01(\r\"\x14\n\x12WatchStatesRequest\"Z\n\x0bStateChange\x12,\n\x05state\x18\x01 \x01(\x0b\x32\x1d.torpor.host.v1.OperatorState\x12\x0c\n\x04gone\x18\x02 \x01(\x08\x12\x0f\n\x07initial\x18\x03 \x01(\x08\"^\n\x0bLogsRequest\x12\x31\n\x08operator\x18\x01 \x01(\x0b\x32\x1f.torpor.scheduler.v1.OperatorId\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\x12\x0c\n\x04tail\x18\x03 \x01(\r\"|\n\x07LogLine\x12\x31\n\x08operator\x18\x01 \x01(\x0b\x32\x1f.torpor.scheduler.v1.OperatorId\x12\x0f\n\x07unix_ns\x18\x02 \x01(\x03\x12\r\n\x05level\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x10\n\x08trace_id\x18\x05 \x01(\t2\xac\x04\n\x04Host\x12\\\n\rListOperators\x12$.torpor.host.v1.ListOperatorsRequest\x1a%.torpor.host.v1.ListOperatorsResponse\x12\x65\n\x10\x44\x65scribeOperator\x12\'.torpor.host.v1.DescribeOperatorRequest\x1a(.torpor.host.v1.DescribeOperatorResponse\x12\x41\n\x04Load\x12\x1b.torpor.host.v1.LoadRequest\x1a\x1c.torpor.host.v1.LoadResponse\x12G\n\x06Unload\x12\x1d.torpor.host.v1.UnloadRequest\x1a\x1e.torpor.host.v1.UnloadResponse\x12\x41\n\x04Wake\x12\x1b.torpor.host.v1.WakeRequest\x1a\x1c.torpor.host.v1.WakeResponse\x12P\n\x0bWatchStates\x12\".torpor.host.v1.WatchStatesRequest\x1a\x1b.torpor.host.v1.StateChange0\x01\x12>\n\x04Logs\x12\x1b.torpor.host.v1.LogsRequest\x1a\x17.torpor.host.v1.LogLine0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,33 +37,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTOPERATORSRESPONSE']._serialized_start=107
   _globals['_LISTOPERATORSRESPONSE']._serialized_end=250
   _globals['_OPERATORSTATE']._serialized_start=253
-  _globals['_OPERATORSTATE']._serialized_end=639
-  _globals['_DESCRIBEOPERATORREQUEST']._serialized_start=641
-  _globals['_DESCRIBEOPERATORREQUEST']._serialized_end=717
-  _globals['_DESCRIBEOPERATORRESPONSE']._serialized_start=720
-  _globals['_DESCRIBEOPERATORRESPONSE']._serialized_end=922
-  _globals['_CONDITION']._serialized_start=924
-  _globals['_CONDITION']._serialized_end=998
-  _globals['_LOADREQUEST']._serialized_start=1000
-  _globals['_LOADREQUEST']._serialized_end=1064
-  _globals['_LOADRESPONSE']._serialized_start=1066
-  _globals['_LOADRESPONSE']._serialized_end=1080
-  _globals['_UNLOADREQUEST']._serialized_start=1082
-  _globals['_UNLOADREQUEST']._serialized_end=1148
-  _globals['_UNLOADRESPONSE']._serialized_start=1150
-  _globals['_UNLOADRESPONSE']._serialized_end=1166
-  _globals['_WAKEREQUEST']._serialized_start=1168
-  _globals['_WAKEREQUEST']._serialized_end=1265
-  _globals['_WAKERESPONSE']._serialized_start=1267
-  _globals['_WAKERESPONSE']._serialized_end=1295
-  _globals['_WATCHSTATESREQUEST']._serialized_start=1297
-  _globals['_WATCHSTATESREQUEST']._serialized_end=1317
-  _globals['_STATECHANGE']._serialized_start=1319
-  _globals['_STATECHANGE']._serialized_end=1409
-  _globals['_LOGSREQUEST']._serialized_start=1411
-  _globals['_LOGSREQUEST']._serialized_end=1505
-  _globals['_LOGLINE']._serialized_start=1507
-  _globals['_LOGLINE']._serialized_end=1631
-  _globals['_HOST']._serialized_start=1634
-  _globals['_HOST']._serialized_end=2190
+  _globals['_OPERATORSTATE']._serialized_end=692
+  _globals['_DESCRIBEOPERATORREQUEST']._serialized_start=694
+  _globals['_DESCRIBEOPERATORREQUEST']._serialized_end=770
+  _globals['_DESCRIBEOPERATORRESPONSE']._serialized_start=773
+  _globals['_DESCRIBEOPERATORRESPONSE']._serialized_end=975
+  _globals['_CONDITION']._serialized_start=977
+  _globals['_CONDITION']._serialized_end=1051
+  _globals['_LOADREQUEST']._serialized_start=1053
+  _globals['_LOADREQUEST']._serialized_end=1117
+  _globals['_LOADRESPONSE']._serialized_start=1119
+  _globals['_LOADRESPONSE']._serialized_end=1133
+  _globals['_UNLOADREQUEST']._serialized_start=1135
+  _globals['_UNLOADREQUEST']._serialized_end=1201
+  _globals['_UNLOADRESPONSE']._serialized_start=1203
+  _globals['_UNLOADRESPONSE']._serialized_end=1219
+  _globals['_WAKEREQUEST']._serialized_start=1221
+  _globals['_WAKEREQUEST']._serialized_end=1318
+  _globals['_WAKERESPONSE']._serialized_start=1320
+  _globals['_WAKERESPONSE']._serialized_end=1348
+  _globals['_WATCHSTATESREQUEST']._serialized_start=1350
+  _globals['_WATCHSTATESREQUEST']._serialized_end=1370
+  _globals['_STATECHANGE']._serialized_start=1372
+  _globals['_STATECHANGE']._serialized_end=1462
+  _globals['_LOGSREQUEST']._serialized_start=1464
+  _globals['_LOGSREQUEST']._serialized_end=1558
+  _globals['_LOGLINE']._serialized_start=1560
+  _globals['_LOGLINE']._serialized_end=1684
+  _globals['_HOST']._serialized_start=1687
+  _globals['_HOST']._serialized_end=2243
 # @@protoc_insertion_point(module_scope)

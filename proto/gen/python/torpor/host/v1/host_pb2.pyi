@@ -74,6 +74,9 @@ class OperatorState(google.protobuf.message.Message):
     WAKE_P99_S_FIELD_NUMBER: builtins.int
     FORM_FIELD_NUMBER: builtins.int
     RESIDENCY_REASON_FIELD_NUMBER: builtins.int
+    READY_FIELD_NUMBER: builtins.int
+    DEGRADED_FIELD_NUMBER: builtins.int
+    OWN_WRITES_FIELD_NUMBER: builtins.int
     epoch: builtins.int
     phase: torpor.scheduler.v1.scheduler_pb2.Phase.ValueType
     last_event_unix_ns: builtins.int
@@ -94,6 +97,12 @@ class OperatorState(google.protobuf.message.Message):
     form: builtins.str
     """"python", "core" """
     residency_reason: builtins.str
+    ready: builtins.bool
+    """its condition Ready is True"""
+    degraded: builtins.bool
+    """its condition Degraded is True: reconcile after reconcile fails"""
+    own_writes: builtins.int
+    """events of its primaries that were its own writes"""
     @property
     def operator(self) -> torpor.scheduler.v1.scheduler_pb2.OperatorId: ...
     def __init__(
@@ -115,9 +124,12 @@ class OperatorState(google.protobuf.message.Message):
         wake_p99_s: builtins.float = ...,
         form: builtins.str = ...,
         residency_reason: builtins.str = ...,
+        ready: builtins.bool = ...,
+        degraded: builtins.bool = ...,
+        own_writes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["operator", b"operator"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "errors", b"errors", "form", b"form", "last_error", b"last_error", "last_event_unix_ns", b"last_event_unix_ns", "next_wake_unix_ns", b"next_wake_unix_ns", "operator", b"operator", "phase", b"phase", "private_bytes", b"private_bytes", "queued", b"queued", "reconciles", b"reconciles", "residency_reason", b"residency_reason", "running", b"running", "wake_p50_s", b"wake_p50_s", "wake_p99_s", b"wake_p99_s", "wakes", b"wakes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["degraded", b"degraded", "epoch", b"epoch", "errors", b"errors", "form", b"form", "last_error", b"last_error", "last_event_unix_ns", b"last_event_unix_ns", "next_wake_unix_ns", b"next_wake_unix_ns", "operator", b"operator", "own_writes", b"own_writes", "phase", b"phase", "private_bytes", b"private_bytes", "queued", b"queued", "ready", b"ready", "reconciles", b"reconciles", "residency_reason", b"residency_reason", "running", b"running", "wake_p50_s", b"wake_p50_s", "wake_p99_s", b"wake_p99_s", "wakes", b"wakes"]) -> None: ...
 
 Global___OperatorState: typing_extensions.TypeAlias = OperatorState
 

@@ -1,0 +1,218 @@
+"""The cache's `RequestStream`, for threads that wait: one stream a process, many requests in flight.
+
+A worker leaves its request in a queue and waits; the event loop sends what has gathered there as one message and gives
+the answers out. The stream is opened by the first request, and by the first after it broke. What had been sent then
+fails as UNAVAILABLE: whoever asked decides what may be asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+from torpor.cache.v1 import cache_pb2, cache_pb2_grpc
+
+from torpor_host.in_flight import InFlight
+from torpor_host.waits import Slot, Wait
+
+log = logging.getLogger(__name__)
+
+BODY_BYTES_MAX = 32 << 20  # of an answer; what a guest's memory could take anyway
+_BATCH_REQUESTS, _BATCH_BYTES = 64, 1 << 20
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class Unanswered(Exception):
+    """There is no answer. `code` as the contract says for `Request`; CANCELLED: the guest was stopped."""
+
+    def __init__(self, code: grpc.StatusCode, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+class TooLarge(Exception):
+    """The answer is longer than BODY_BYTES_MAX."""
+
+
+class _Call:
+    """A request that waits. Whoever takes it out of the table ends its wait."""
+
+    __slots__ = ("failure", "head", "length", "parts", "wait")
+
+    def __init__(self, wait: Wait) -> None:
+        self.wait = wait
+        self.head = cache_pb2.Head()
+        self.parts: list[bytes] = []
+        self.length = 0
+        self.failure: Exception | None = None
+
+    def take(self, message: cache_pb2.StreamedResponse) -> bool:
+        """Whether nothing more is wanted."""
+        if message.HasField("error"):
+            self.failure = _unanswered(message.error)
+            return True
+        response = message.response
+        if response.HasField("head"):
+            self.head = response.head
+        self.length += len(response.body)
+        if self.length > BODY_BYTES_MAX:
+            self.failure = TooLarge(f"the answer is larger than {BODY_BYTES_MAX >> 20} MiB")
+            return True
+        self.parts.append(response.body)
+        return message.last
+
+
+class RequestStream:
+    """`ask` on any thread but the loop's, `run` as a task of the loop."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        post: Callable[[Callable[[], None]], None],
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        self._stub = cache_pb2_grpc.ResourceCacheStub(channel)
+        self._post = post
+        self._metadata = tuple(metadata)
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, _Call] = {}
+        self._outgoing: deque[cache_pb2.StreamedRequest | int] = deque()  # an int: this one is given up
+        self._posted = False
+        self._wake = asyncio.Event()
+        self._closed = False
+
+    # -- workers
+
+    def ask(
+        self, request: cache_pb2.HttpRequest, timeout_s: float, in_flight: InFlight, slot: Slot
+    ) -> tuple[cache_pb2.Head, bytes]:
+        """The answer's head and body. Raises Unanswered, TooLarge.
+
+        Blocks until then, to `timeout_s` at most and not beyond `in_flight.stop()`; its slot serves others meanwhile.
+        """
+        number, call = next(self._numbers), _Call(slot.wait())
+        self._calls[number] = call
+
+        def stop() -> None:
+            self._give_up(number, Unanswered(grpc.StatusCode.CANCELLED, ""))
+
+        with in_flight.waiting(stop):
+            self._put(cache_pb2.StreamedRequest(id=number, request=request))
+            if self._closed:
+                stop()
+            if not call.wait.until(timeout_s):
+                late = Unanswered(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout_s:.3g} s")
+                self._give_up(number, late)
+        if call.failure is not None:
+            raise call.failure
+        return call.head, call.parts[0] if len(call.parts) == 1 else b"".join(call.parts)
+
+    def _give_up(self, number: int, failure: Exception) -> None:
+        """Nothing if it has been answered meanwhile."""
+        call = self._calls.pop(number, None)
+        if call is not None:
+            call.failure = failure
+            self._put(number)
+            call.wait.end()
+
+    def _put(self, what: cache_pb2.StreamedRequest | int) -> None:
+        self._outgoing.append(what)
+        if not self._posted:  # the loop clears it before it looks, so that what comes after is posted again
+            self._posted = True
+            self._post(self._wake.set)
+
+    # -- the loop
+
+    async def run(self) -> None:
+        """Until cancelled. What is in flight then fails, as does what is asked later."""
+        try:
+            while True:
+                await self._wake.wait()
+                await self._serve()
+        finally:
+            self._closed = True
+            self._fail_all(grpc.StatusCode.CANCELLED, "the host is shutting down", unsent=True)
+
+    async def _serve(self) -> None:
+        """One stream, until it breaks."""
+        stream: Any = self._stub.RequestStream(None, metadata=self._metadata)
+        reading = asyncio.create_task(self._read(stream))
+        reading.add_done_callback(lambda _: self._wake.set())
+        code, details = grpc.StatusCode.UNAVAILABLE, "the cache ended the stream"
+        try:
+            while not reading.done():
+                self._wake.clear()
+                self._posted = False
+                while (batch := self._next_batch()) is not None:
+                    await stream.write(batch)
+                await self._wake.wait()
+            await reading
+        except grpc.aio.AioRpcError as exc:
+            code, details = _broken_by(exc)
+        except (grpc.aio.BaseError, asyncio.InvalidStateError) as exc:  # a write on a stream that has just ended
+            log.debug("a stream of requests ended", exc_info=exc)
+        finally:
+            stream.cancel()
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            self._wake.clear()
+            self._fail_all(code, details, unsent=False)
+
+    def _next_batch(self) -> cache_pb2.RequestBatch | None:
+        if not self._outgoing:
+            return None
+        batch = cache_pb2.RequestBatch()
+        size = count = 0
+        while self._outgoing and size < _BATCH_BYTES and count < _BATCH_REQUESTS:
+            what = self._outgoing.popleft()
+            count += 1
+            if isinstance(what, int):
+                batch.cancelled.append(what)
+            elif what.id in self._calls:
+                batch.requests.append(what)
+                size += len(what.request.body)
+        return batch
+
+    async def _read(self, stream: Any) -> None:
+        async for batch in stream:
+            for response in batch.responses:
+                self._deliver(response)
+
+    def _deliver(self, response: cache_pb2.StreamedResponse) -> None:
+        call = self._calls.get(response.id)
+        if call is None or not call.take(response) or self._calls.pop(response.id, None) is None:
+            return
+        if not response.last:
+            self._put(response.id)
+        call.wait.end()
+
+    def _fail_all(self, code: grpc.StatusCode, details: str, *, unsent: bool) -> None:
+        """What was sent, or what was not too; the latter goes on the next stream otherwise."""
+        kept = {what.id for what in self._outgoing if not isinstance(what, int)} if not unsent else set[int]()
+        for number in [number for number in self._calls if number not in kept]:
+            call = self._calls.pop(number, None)
+            if call is not None:
+                call.failure = Unanswered(code, details)
+                call.wait.end()
+        self._posted = False
+        if self._outgoing:
+            self._wake.set()
+
+
+def _unanswered(error: cache_pb2.RequestError) -> Unanswered:
+    retry_after_s = error.retry_after_ms / 1000 if error.retry_after_ms else None
+    return Unanswered(_CODES.get(error.code, grpc.StatusCode.UNKNOWN), error.message, retry_after_s)
+
+
+def _broken_by(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str]:
+    """However the stream ended, its requests may be asked again elsewhere, unless the cache does not know streams."""
+    kept = error.code() is grpc.StatusCode.UNIMPLEMENTED
+    return grpc.StatusCode.UNIMPLEMENTED if kept else grpc.StatusCode.UNAVAILABLE, error.details() or "it broke"

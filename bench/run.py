@@ -32,7 +32,10 @@ def main() -> int:
     on = machine()
     figures = asyncio.run(benchmark.run(quick=quick))
     report = Report(name, quick, on, versions(), figures)
-    print(f"\n{name}{' (quick)' if quick else ''} on {on['cores']} cores, load at start {on['load_1m']}")
+    print(
+        f"\n{name}{' (quick)' if quick else ''} on {on['cores']} cores, worth {on['cores_worth']} of one alone, "
+        f"load at start {on['load_1m']}"
+    )
     print("\n".join(report.table()))
     print(f"written to {os.path.relpath(report.write(HERE / 'out'))}")
     return 0

@@ -104,6 +104,7 @@ class Operator:
         "failures",
         "fence_timer",
         "fenced",
+        "first_read",
         "generation",
         "gone",
         "id",
@@ -170,6 +171,7 @@ class Operator:
         self.known = known
         self.stale: set[Key] | None = None  # of what is known, what a snapshot has not shown yet
         self.positions = ReadPositions()
+        self.first_read: str | None = None
         self.own_writes = OwnWrites()
         # what is in memory
         self.instances: list[Loaded] = []

@@ -562,8 +562,12 @@ class Operators:
         at_s = unload_time_s(operator.spec.unload, operator.advice, operator.costs, price, now_s)
         if operator.advice is None:
             operator.reason = _reason(operator.spec.unload.policy, at_s, now_s)
-        if at_s is not None:
-            operator.unload_timer = self._timers.schedule(max(at_s, now_s), self._unload_due, operator)
+        if at_s is None:
+            return
+        if at_s <= now_s:
+            self._unload_due(operator)
+        else:
+            operator.unload_timer = self._timers.schedule(at_s, self._unload_due, operator)
 
     def _unload_due(self, operator: Operator) -> None:
         self._apply(operator, UnloadDue())

@@ -23,6 +23,7 @@ from torpor_host.failures import GuestFailed, GuestStopped, InstallFailed
 from torpor_host.limits import Deadline
 from torpor_host.operator_record import Loaded, Operator
 from torpor_host.operator_spec import UnloadState
+from torpor_host.read_ahead import ReadAhead
 from torpor_host.snapshots import Expected, SnapshotImpossible, SnapshotUnusable
 from torpor_host.turn_time import TurnTime
 from torpor_host.work_queue import Cause, Work
@@ -84,6 +85,7 @@ class Reconciler:
         post: Callable[[Callable[[], None]], None],
         listener: TurnListener,
         snapshot_folder: Path,
+        read_ahead: Callable[[Operator], ReadAhead],
         cpu_s: Callable[[], float] = thread_time,
     ) -> None:
         self._load = load
@@ -93,19 +95,25 @@ class Reconciler:
         self._post = post
         self._listener = listener
         self._snapshot_folder = snapshot_folder
+        self._read_ahead = read_ahead
 
     # -- a turn ------------------------------------------------------------------------------------------------------
 
     def turn(self, operator: Operator) -> None:
         """On a worker."""
         report = TurnReport(crashes=operator.crashes)
+        ahead = self._read_ahead(operator)
         try:
+            ahead.fill()  # answered while the guest is woken
             loaded = self._acquire(operator, report)
             if loaded is not None:
-                self._drain(operator, loaded, report)
+                loaded.calls.read_ahead = ahead
+                self._drain(operator, loaded, ahead, report)
         except Exception as exc:
             log.exception("a turn failed", extra={"operator": operator.text})
             report.load_failure = f"the host failed: {one_line(exc)}"
+        finally:
+            ahead.close()
         self._post(lambda: self._listener.turn_ended(operator, report))
 
     def _acquire(self, operator: Operator, report: TurnReport) -> Loaded | None:
@@ -142,19 +150,22 @@ class Reconciler:
                 log.warning("a snapshot was not used: %s", exc, extra={"operator": operator.text})
         return self._load(operator, None)
 
-    def _drain(self, operator: Operator, loaded: Loaded, report: TurnReport) -> None:
+    def _drain(self, operator: Operator, loaded: Loaded, ahead: ReadAhead, report: TurnReport) -> None:
         turn = TurnTime(self._workers, self._clock.monotonic_s, self._cpu_s)
         try:
             while loaded.instance.alive and not operator.refusal():
                 work = operator.queue.take()
                 if work is None:
                     break
+                ahead.begin(work)
                 self._reconcile(operator, loaded, work, report)
+                ahead.end()
                 if turn.over:
                     break
             if loaded.instance.alive and (report.found_cold or operator.reconciles % _MEASURE_EVERY == 0):
                 report.private_bytes = loaded.instance.private_bytes()
         finally:
+            loaded.calls.read_ahead = None
             if loaded.instance.alive and not operator.gone:
                 operator.instances.append(loaded)
             else:

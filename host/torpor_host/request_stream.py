@@ -70,8 +70,41 @@ class _Call:
         return message.last
 
 
+class Asked:
+    """A request that is under way. `result` or `drop`, once."""
+
+    __slots__ = ("_call", "_number", "_stream")
+
+    def __init__(self, stream: RequestStream, number: int, call: _Call) -> None:
+        self._stream = stream
+        self._number = number
+        self._call = call
+
+    def result(self, timeout_s: float, in_flight: InFlight) -> tuple[cache_pb2.Head, bytes]:
+        """The answer's head and body. Raises Unanswered, TooLarge.
+
+        On the thread that asked. Blocks until then, to `timeout_s` at most and not beyond `in_flight.stop()`; its slot
+        serves others meanwhile.
+        """
+        call = self._call
+        with in_flight.waiting(self._stop):
+            if not call.wait.until(timeout_s):
+                late = Unanswered(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout_s:.3g} s")
+                self._stream._give_up(self._number, late)
+        if call.failure is not None:
+            raise call.failure
+        return call.head, call.parts[0] if len(call.parts) == 1 else b"".join(call.parts)
+
+    def drop(self) -> None:
+        """Nobody wants to know any more."""
+        self._stop()
+
+    def _stop(self) -> None:
+        self._stream._give_up(self._number, Unanswered(grpc.StatusCode.CANCELLED, ""))
+
+
 class RequestStream:
-    """`ask` on any thread but the loop's, `run` as a task of the loop."""
+    """`start` on any thread but the loop's, `run` as a task of the loop."""
 
     def __init__(
         self,
@@ -91,29 +124,15 @@ class RequestStream:
 
     # -- workers
 
-    def ask(
-        self, request: cache_pb2.HttpRequest, timeout_s: float, in_flight: InFlight, slot: Slot
-    ) -> tuple[cache_pb2.Head, bytes]:
-        """The answer's head and body. Raises Unanswered, TooLarge.
-
-        Blocks until then, to `timeout_s` at most and not beyond `in_flight.stop()`; its slot serves others meanwhile.
-        """
+    def start(self, request: cache_pb2.HttpRequest, slot: Slot) -> Asked:
+        """Asks; whoever waits for the answer gives this slot back meanwhile."""
         number, call = next(self._numbers), _Call(slot.wait())
         self._calls[number] = call
-
-        def stop() -> None:
-            self._give_up(number, Unanswered(grpc.StatusCode.CANCELLED, ""))
-
-        with in_flight.waiting(stop):
-            self._put(cache_pb2.StreamedRequest(id=number, request=request))
-            if self._closed:
-                stop()
-            if not call.wait.until(timeout_s):
-                late = Unanswered(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout_s:.3g} s")
-                self._give_up(number, late)
-        if call.failure is not None:
-            raise call.failure
-        return call.head, call.parts[0] if len(call.parts) == 1 else b"".join(call.parts)
+        asked = Asked(self, number, call)
+        self._put(cache_pb2.StreamedRequest(id=number, request=request))
+        if self._closed:
+            asked.drop()
+        return asked
 
     def _give_up(self, number: int, failure: Exception) -> None:
         """Nothing if it has been answered meanwhile."""

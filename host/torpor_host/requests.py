@@ -32,8 +32,9 @@ from torpor_host.in_flight import InFlight
 from torpor_host.limits import Deadline
 from torpor_host.operator_spec import InvalidSpec, OperatorId, ResourceRef
 from torpor_host.outbound import Outbound
+from torpor_host.read_ahead import ReadAhead, Reader
 from torpor_host.read_positions import ReadPositions
-from torpor_host.request_stream import RequestStream, TooLarge, Unanswered
+from torpor_host.request_stream import Asked, RequestStream, TooLarge, Unanswered
 from torpor_host.waits import NO_SLOT, Slot
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
@@ -101,6 +102,7 @@ class CacheRequests:
         trace: str,
         in_flight: InFlight | None = None,
         slot: Slot = NO_SLOT,
+        read_ahead: ReadAhead | None = None,
     ) -> CallResponse:
         """The API server's answer, or why there is none. Blocks to the deadline at most, and not beyond
         `in_flight.stop()`: whether a write that waited then was made is not known. `slot` is given back meanwhile."""
@@ -111,6 +113,36 @@ class CacheRequests:
             return problem
         path = api_path.parse(request.path)
         reads = method in _READS
+        message = self._message(actor, positions, request, method, path)
+        ahead = read_ahead.take(message) if read_ahead is not None else None
+        message.trace.traceparent = trace
+
+        def call(timeout_s: float) -> CallResponse:
+            nonlocal ahead
+            asked, ahead = ahead or self._stream.start(message, slot), None
+            head, body = asked.result(timeout_s if reads else min(timeout_s, WRITE_DEADLINE_S), in_flight)
+            if path is not None:
+                self._learn(positions, path, message, head)
+            return CallResponse(status=head.status, content_type=head.content_type, body=body)
+
+        return self._try(call, fence, deadline, in_flight, slot, repeatable=reads)
+
+    def reader(self, actor: Actor, positions: ReadPositions, fence: Fence, slot: Slot) -> Reader:
+        """For what is read ahead of the guest."""
+        return _Reader(self, actor, positions, fence, slot)
+
+    def read_message(self, actor: Actor, positions: ReadPositions, path: str, accept: str) -> cache_pb2.HttpRequest:
+        """A GET, as `request` would send it."""
+        read = KubeRequest("GET", path, accept, "", b"")
+        return self._message(actor, positions, read, "GET", api_path.parse(path))
+
+    def start(self, message: cache_pb2.HttpRequest, slot: Slot) -> Asked:
+        return self._stream.start(message, slot)
+
+    def _message(
+        self, actor: Actor, positions: ReadPositions, request: KubeRequest, method: str, path: ApiPath | None
+    ) -> cache_pb2.HttpRequest:
+        """All but the trace."""
         message = cache_pb2.HttpRequest(
             caller=actor.caller(),
             method=method,
@@ -118,26 +150,13 @@ class CacheRequests:
             accept=request.accept,
             content_type=request.content_type,
             body=request.body,
-            trace=cache_pb2.TraceContext(traceparent=trace),
         )
-        if path is not None and reads:
+        if path is not None and method in _READS:
             message.live = positions.must_read_live(path, self._clock.monotonic_s())
             minimum = positions.minimum(path)
             if minimum is not None:
                 message.minimum.append(minimum)
-
-        def call(timeout_s: float) -> CallResponse:
-            head, body = self._stream.ask(
-                message,
-                timeout_s if reads else min(timeout_s, WRITE_DEADLINE_S),
-                in_flight,
-                slot,
-            )
-            if path is not None:
-                self._learn(positions, path, message, head)
-            return CallResponse(status=head.status, content_type=head.content_type, body=body)
-
-        return self._try(call, fence, deadline, in_flight, slot, repeatable=reads)
+        return message
 
     def tree(
         self,
@@ -250,6 +269,33 @@ class CacheRequests:
         return CallResponse.failed(error, details or code.name)
 
 
+class _Reader:
+    """`Reader` of one operator."""
+
+    __slots__ = ("_actor", "_fence", "_positions", "_requests", "_slot")
+
+    def __init__(
+        self, requests: CacheRequests, actor: Actor, positions: ReadPositions, fence: Fence, slot: Slot
+    ) -> None:
+        self._requests = requests
+        self._actor = actor
+        self._positions = positions
+        self._fence = fence
+        self._slot = slot
+
+    def read_message(self, path: str, accept: str) -> cache_pb2.HttpRequest | None:
+        if self._fence.refusal():
+            return None
+        message = self._requests.read_message(self._actor, self._positions, path, accept)
+        return None if message.live else message
+
+    def start(self, message: cache_pb2.HttpRequest, trace: str) -> Asked:
+        traced = cache_pb2.HttpRequest()
+        traced.CopyFrom(message)
+        traced.trace.traceparent = trace
+        return self._requests.start(traced, self._slot)
+
+
 class GuestCalls:
     """`HostCalls` of one instance. The reconciler says with `begin` which reconcile the next calls belong to."""
 
@@ -263,6 +309,7 @@ class GuestCalls:
         "_reconcile",
         "_requests",
         "_slot",
+        "read_ahead",
         "trace",
     )
 
@@ -287,6 +334,7 @@ class GuestCalls:
         self._reconcile = ""
         self._in_flight = InFlight()
         self.trace = ""
+        self.read_ahead: ReadAhead | None = None  # of the turn that the instance is in
 
     def stop(self) -> None:
         """From any thread: the call that waits answers `fenced` now, and so does each further one."""
@@ -308,6 +356,7 @@ class GuestCalls:
                 span.traceparent or self.trace,
                 self._in_flight,
                 self._slot,
+                self.read_ahead,
             )
             _describe(span, answer.status, answer.error)
             return answer

@@ -139,7 +139,7 @@ def step(state: Residency, event: Event, concurrency: int = 1) -> Step:
                 return _start_turn(state, Phase.LOADING)
             return state, ()
         case Loaded():
-            return (replace(state, phase=Phase.RUNNING) if state.phase is Phase.LOADING else state), ()
+            return (_with(state, phase=Phase.RUNNING) if state.phase is Phase.LOADING else state), ()
         case TurnEnded():
             return _turn_ended(state, event)
         case TurnFailed():
@@ -151,20 +151,37 @@ def step(state: Residency, event: Event, concurrency: int = 1) -> Step:
         case BackoffEnded():
             if state.phase is not Phase.FAILED:
                 return state, ()
-            return _settle(replace(state, phase=Phase.COLD), event.work_left, loaded=False)
+            return _settle(_with(state, phase=Phase.COLD), event.work_left, loaded=False)
         case Hold():
             return _hold(state)
         case Release():
             if not state.held:
                 return state, ()
-            return _released(replace(state, held=False), event.work_left)
+            return _released(_with(state, held=False), event.work_left)
         case _:
             assert_never(event)
 
 
+def _with(
+    state: Residency,
+    *,
+    phase: Phase | None = None,
+    turns: int | None = None,
+    held: bool | None = None,
+    wanted: bool | None = None,
+) -> Residency:
+    """`dataclasses.replace`, at a third of its price: five a wake."""
+    return Residency(
+        state.phase if phase is None else phase,
+        state.turns if turns is None else turns,
+        state.held if held is None else held,
+        state.wanted if wanted is None else wanted,
+    )
+
+
 def _work_arrived(state: Residency, concurrency: int) -> Step:
     if state.held:
-        return replace(state, wanted=True), ()
+        return _with(state, wanted=True), ()
     match state.phase:
         case Phase.COLD:
             return _start_turn(state, Phase.LOADING)
@@ -173,26 +190,26 @@ def _work_arrived(state: Residency, concurrency: int) -> Step:
         case Phase.RUNNING if state.turns < concurrency:
             return _start_turn(state, Phase.RUNNING)
         case Phase.UNLOADING:
-            return replace(state, wanted=True), (Effect.TURN_ROUND,)
+            return _with(state, wanted=True), (Effect.TURN_ROUND,)
         case Phase.LOADING | Phase.RUNNING:
             return state, ()  # the turn in flight drains the queue, and asks again when it ends
         case Phase.FAILED:
-            return replace(state, wanted=True), ()
+            return _with(state, wanted=True), ()
         case _:
             assert_never(state.phase)
 
 
 def _turn_ended(state: Residency, event: TurnEnded) -> Step:
-    return _settle(replace(state, turns=state.turns - 1), event.work_left, event.loaded)
+    return _settle(_with(state, turns=state.turns - 1), event.work_left, event.loaded)
 
 
 def _turn_failed(state: Residency) -> Step:
-    state = replace(state, turns=state.turns - 1)
+    state = _with(state, turns=state.turns - 1)
     if state.turns:
         return state, ()
     if state.held:
-        return replace(state, phase=Phase.COLD), (Effect.HELD,)
-    return replace(state, phase=Phase.FAILED), (Effect.REST,)
+        return _with(state, phase=Phase.COLD), (Effect.HELD,)
+    return _with(state, phase=Phase.FAILED), (Effect.REST,)
 
 
 def _unload_ended(state: Residency, event: UnloadEnded) -> Step:
@@ -210,19 +227,19 @@ def _settle(state: Residency, work_left: bool, loaded: bool) -> Step:
     if state.turns:
         return state, ()
     if loaded:
-        state = replace(state, phase=Phase.RESIDENT)
+        state = _with(state, phase=Phase.RESIDENT)
         return _start_unload(state) if state.held else (state, ())
-    state = replace(state, phase=Phase.COLD)
+    state = _with(state, phase=Phase.COLD)
     return state, ((Effect.HELD,) if state.held else ())
 
 
 def _hold(state: Residency) -> Step:
     if state.held:
         return state, ()
-    state = replace(state, held=True)
+    state = _with(state, held=True)
     match state.phase:
         case Phase.COLD | Phase.FAILED:
-            return replace(state, phase=Phase.COLD), (Effect.HELD,)
+            return _with(state, phase=Phase.COLD), (Effect.HELD,)
         case Phase.RESIDENT:
             return _start_unload(state)
         case Phase.LOADING | Phase.RUNNING | Phase.UNLOADING:
@@ -237,17 +254,17 @@ def _released(state: Residency, work_left: bool) -> Step:
         case Phase.COLD | Phase.RESIDENT:
             return _settle(state, work_left, loaded=state.phase is Phase.RESIDENT)
         case Phase.UNLOADING if work_left:
-            return replace(state, wanted=True), (Effect.TURN_ROUND,)
+            return _with(state, wanted=True), (Effect.TURN_ROUND,)
         case _:
             return state, ()
 
 
 def _start_turn(state: Residency, phase: Phase) -> Step:
-    return replace(state, phase=phase, turns=state.turns + 1, wanted=False), (Effect.START_TURN,)
+    return _with(state, phase=phase, turns=state.turns + 1, wanted=False), (Effect.START_TURN,)
 
 
 def _start_unload(state: Residency) -> Step:
-    return replace(state, phase=Phase.UNLOADING, wanted=False), (Effect.START_UNLOAD,)
+    return _with(state, phase=Phase.UNLOADING, wanted=False), (Effect.START_UNLOAD,)
 
 
 # ---- when to unload

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +43,7 @@ from torpor_host.native import trim_heap
 from torpor_host.operator_record import Loaded, Operator
 from torpor_host.operators import Operators
 from torpor_host.outbound import Outbound
+from torpor_host.read_ahead import ReadAhead
 from torpor_host.reconciler import Reconciler
 from torpor_host.requests import CacheRequests, GuestCalls
 from torpor_host.scheduler_link import SchedulerLink
@@ -173,6 +174,7 @@ async def _assemble(config: HostConfig, clock: Clock, state: StateFolder, stack:
         post=post,
         listener=operators,
         snapshot_folder=_snapshot_folder(state),
+        read_ahead=_read_ahead(requests, workers, clock),
     )
     assignments = Assignments(
         host=config.name,
@@ -337,6 +339,15 @@ class _Spawner:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _read_ahead(requests: CacheRequests, workers: Workers, clock: Clock) -> Callable[[Operator], ReadAhead]:
+    def of(operator: Operator) -> ReadAhead:
+        assert operator.spec is not None and operator.actor is not None
+        reader = requests.reader(operator.actor, operator.positions, operator, workers)
+        return ReadAhead(operator, operator.spec.primary.resource, reader, operator.queue.peek, clock.monotonic_s)
+
+    return of
 
 
 class _Loader:

@@ -24,6 +24,7 @@ from torpor_host.operator_record import Installation, Loaded, Operator
 from torpor_host.operator_spec import OperatorId
 from torpor_host.operators import Operators
 from torpor_host.outbound import Outbound
+from torpor_host.read_ahead import ReadAhead
 from torpor_host.reconciler import Reconciler
 from torpor_host.requests import GuestCalls
 from torpor_host.snapshots import Expected
@@ -174,8 +175,15 @@ class Bench:
             post=self.posted.append,
             listener=self.operators,
             snapshot_folder=folder,
+            read_ahead=self._read_ahead,
             cpu_s=self.clock.monotonic_s,
         )
+
+    def _read_ahead(self, operator: Operator) -> ReadAhead:
+        """Of guests that read nothing."""
+        assert operator.spec is not None
+        resource = operator.spec.primary.resource
+        return ReadAhead(operator, resource, None, operator.queue.peek, self.clock.monotonic_s)  # type: ignore[arg-type]
 
     # what Installer and the loader would do
     def install(self, obj: Mapping[str, Any], ask: object) -> Installation | Problem:

@@ -60,6 +60,7 @@ class Timers:
         self._order = itertools.count()
         self._cancelled = 0
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = 0
         self._changed: asyncio.Event | None = None
 
     def __len__(self) -> int:
@@ -127,20 +128,37 @@ class Timers:
 
     async def run(self) -> None:
         """Fires timers as they come due, until cancelled."""
-        self._loop = asyncio.get_running_loop()
-        self._changed = asyncio.Event()
-        while True:
-            self.fire_due()
-            self._changed.clear()
-            due_s = self.next_due_s()
-            if due_s is None:
-                await self._changed.wait()
-                continue
-            await first_of(self._clock.sleep(min(due_s - self.now_s(), _SLEEP_S_MAX)), self._changed.wait())
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+        changed = self._changed = asyncio.Event()
+        sleeping: asyncio.Task[None] | None = None
+        until_s: float | None = None
+        try:
+            while True:
+                self.fire_due()
+                changed.clear()
+                due_s = self.next_due_s()
+                if sleeping is None or sleeping.done() or due_s != until_s:
+                    if sleeping is not None:
+                        sleeping.cancel()
+                    sleeping = None if due_s is None else asyncio.create_task(self._sleep(due_s, changed))
+                    until_s = due_s
+                await changed.wait()
+        finally:
+            if sleeping is not None:
+                sleeping.cancel()
+                await asyncio.gather(sleeping, return_exceptions=True)
+
+    async def _sleep(self, due_s: float, changed: asyncio.Event) -> None:
+        await self._clock.sleep(min(due_s - self.now_s(), _SLEEP_S_MAX))
+        changed.set()
 
     def _notify(self) -> None:
         loop, changed = self._loop, self._changed
-        if loop is not None and changed is not None:
+        if loop is None or changed is None:
+            return
+        if threading.get_ident() == self._loop_thread:
+            changed.set()
+        else:
             with suppress(RuntimeError):  # the loop is closed: nothing fires any more
                 loop.call_soon_threadsafe(changed.set)
 

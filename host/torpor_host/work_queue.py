@@ -82,9 +82,11 @@ class Pending:
     since_unix_ns: int
     sequence: int = 0  # of the oldest event in it, 0 for none
     traces: tuple[str, ...] = ()
+    merges: int = 0  # how often something was added to it
 
     def merge(self, other: Pending) -> None:
         """The rules of the module's text."""
+        self.merges += 1
         self.priority = min(self.priority, other.priority)
         if _RANK[other.cause] < _RANK[self.cause]:
             self.cause = other.cause
@@ -186,6 +188,22 @@ class WorkQueue:
                     return Work(key, (self._failures or {}).get(key, 0), pending)
             self._lanes = None
             return None
+
+    def peek(self, count: int) -> list[tuple[Key, Pending]]:
+        """What `take` would give next, in that order, if nothing happened meanwhile."""
+        with self._lock:
+            if self._paused or self._lanes is None:
+                return []
+            found: dict[Key, Pending] = {}
+            for priority, lane in enumerate(self._lanes):
+                for key in lane:
+                    pending = self._pending.get(key)
+                    if pending is None or key in self._running or pending.priority != priority:
+                        continue
+                    found[key] = pending
+                    if len(found) == count:
+                        return list(found.items())
+            return list(found.items())
 
     def succeeded(self, work: Work) -> None:
         """The key is in order until something changes."""

@@ -45,6 +45,6 @@ def test_it_is_written_under_its_name(tmp_path):
 
 
 def test_machine_and_versions_say_what_was_measured_on():
-    assert machine().keys() >= {"processor", "cores", "memory_mb", "kernel", "load_1m"}
+    assert machine().keys() >= {"processor", "cores", "cores_worth", "memory_mb", "kernel", "load_1m"}
     assert machine()["memory_mb"] > 0
     assert versions().keys() >= {"python", "torpor", "grpcio", "wasmtime"}

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent import futures
 from typing import Any, TypeVar
@@ -18,9 +19,12 @@ from torpor.cache.v1 import cache_pb2, cache_pb2_grpc
 from torpor_host.hostcalls import CallError, CallResponse, KubeRequest, TreeRequest
 from torpor_host.in_flight import InFlight
 from torpor_host.limits import Deadline
-from torpor_host.operator_spec import OperatorId
+from torpor_host.operator_spec import OperatorId, ResourceRef
+from torpor_host.read_ahead import ReadAhead
 from torpor_host.read_positions import ReadPositions
 from torpor_host.requests import Actor, CacheRequests
+from torpor_host.timers import Timers
+from torpor_host.work_queue import Cause, Key, Work, WorkQueue
 from torpor_host.workers import Mailbox, Workers
 from torpor_services.clock import ManualClock
 
@@ -58,10 +62,13 @@ class ScriptedCache(cache_pb2_grpc.ResourceCacheServicer):
                     script = self.script.pop(0) if len(self.script) > 1 else self.script[0]
                     threading.Thread(target=self._answer, args=(script, message.id, answers), daemon=True).start()
 
-    @staticmethod
-    def _answer(script: Script, number: int, answers: queue.SimpleQueue[Any]) -> None:
+    def _answer(self, script: Script, number: int, answers: queue.SimpleQueue[Any]) -> None:
         try:
             for response in script():
+                if number in self.cancelled:
+                    return
+                while answers.qsize() > 8 and self.streams[-1].is_active():
+                    time.sleep(0.001)
                 answers.put(cache_pb2.StreamedResponse(id=number, response=response))
             answers.put(cache_pb2.StreamedResponse(id=number, last=True))
         except Refused as exc:
@@ -139,6 +146,7 @@ class Bench:
         self.fence = OpenFence()
         self.positions = ReadPositions()
         self.slept: list[float] = []
+        self.first_read: str | None = None
         self.loop = loop
         self.requests = loop.run(self._open(target))
 
@@ -398,3 +406,84 @@ def test_a_request_that_waits_gives_its_slot_back(bench: Bench) -> None:
     assert ran.wait(10) and not got
     release.set()
     assert workers.close(10) and got[0].status == 200
+
+
+def ahead_of(bench: Bench, workers: Workers) -> tuple[ReadAhead, Work]:
+    """A turn with one key, whose object has been asked for."""
+    queue = WorkQueue(Timers(ManualClock()), threading.Lock(), bench)  # type: ignore[arg-type]
+    queue.add(Key("a", "s"), Cause.WATCH, now_s=0.0, now_unix_ns=0)
+    bench.first_read = "application/json"
+    reader = bench.requests.reader(ACTOR, bench.positions, bench.fence, workers)
+    ahead = ReadAhead(bench, ResourceRef.parse("v1/secrets", ""), reader, queue.peek, lambda: 0.0)
+    ahead.fill()
+    work = queue.take()
+    assert work is not None
+    ahead.begin(work)
+    return ahead, work
+
+
+def ask_with(bench: Bench, ahead: ReadAhead, workers: Workers, method: str = "GET") -> CallResponse:
+    request = KubeRequest(method, SECRET, "application/json", "", b"")
+    positions, deadline = bench.positions, Deadline.after(5)
+    return bench.requests.request(
+        ACTOR, positions, bench.fence, request, deadline, "trace", InFlight(), workers, read_ahead=ahead
+    )
+
+
+def on_a_worker(step: Callable[[Workers], T]) -> T:
+    """What holds a slot must run where one is held."""
+    workers, results = Workers("test", threads_max=1), list[T]()
+    workers.submit(lambda: results.append(step(workers)))
+    assert workers.close(20)
+    return results[0]
+
+
+def test_a_guest_gets_the_answer_that_was_asked_for_before_it_asked(bench: Bench) -> None:
+    def turn(workers: Workers) -> tuple[CallResponse, CallResponse]:
+        ahead, _ = ahead_of(bench, workers)
+        return ask_with(bench, ahead, workers), ask_with(bench, ahead, workers)
+
+    bench.cache.script = [answer(body=b"1"), answer(body=b"2")]
+    first, second = on_a_worker(turn)
+    assert (first.body, second.body) == (b"1", b"2")
+    assert [request.path for request in bench.cache.asked] == [SECRET, SECRET]
+
+
+def test_an_answer_from_before_a_write_is_not_the_guests(bench: Bench) -> None:
+    def turn(workers: Workers) -> CallResponse:
+        ahead, _ = ahead_of(bench, workers)
+        bench.positions.written(
+            cache_pb2.MinimumVersion(
+                resource=cache_pb2.Resource(version="v1", resource="secrets"),
+                position=cache_pb2.Position(history="h", resource_version="42"),
+            )
+        )
+        return ask_with(bench, ahead, workers)
+
+    bench.cache.script = [answer()]
+    assert on_a_worker(turn).status == 200
+    assert len(bench.cache.asked[-1].minimum) == 1  # the first may have been dropped before it was sent
+
+
+def test_a_read_ahead_that_failed_is_asked_again_as_any_read(bench: Bench) -> None:
+    def turn(workers: Workers) -> CallResponse:
+        ahead, _ = ahead_of(bench, workers)
+        return ask_with(bench, ahead, workers)
+
+    bench.cache.script = [abort(grpc.StatusCode.UNAVAILABLE, retry_ms=120), answer()]
+    assert on_a_worker(turn).status == 200 and bench.slept == [0.12]
+
+
+def test_nothing_is_read_ahead_of_a_fence_or_of_a_read_that_must_be_live(bench: Bench) -> None:
+    def turn(workers: Workers) -> CallResponse:
+        ahead, _ = ahead_of(bench, workers)
+        bench.fence.reason = ""
+        return ask_with(bench, ahead, workers)
+
+    bench.cache.script = [answer()]
+    bench.fence.reason = "the Lease is lost"
+    assert on_a_worker(turn).status == 200 and len(bench.cache.asked) == 1
+    bench.cache.script = [answer(409), answer()]
+    bench.ask("PUT", body=b"{}")
+    assert on_a_worker(turn).status == 200
+    assert [request.live for request in bench.cache.asked] == [False, False, True]

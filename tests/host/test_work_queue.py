@@ -290,3 +290,18 @@ def test_whatever_happens_no_key_is_lost_and_none_runs_twice_at_a_time(steps: li
         bench.advance(2000)
     assert set(undone) <= seen, "a dirty key was never run"
     assert bench.queue.oldest_sequence() == 0
+
+
+def test_what_comes_next_can_be_seen_without_taking_it() -> None:
+    queue = Bench().queue
+    for name, cause in (("old", Cause.RESYNC), ("a", Cause.WATCH), ("b", Cause.WATCH)):
+        queue.add(Key("", name), cause, now_s=0.0, now_unix_ns=0)
+    assert [key.name for key, _ in queue.peek(2)] == ["a", "b"]
+    assert [key.name for key, _ in queue.peek(9)] == ["a", "b", "old"]
+    seen = dict(queue.peek(9))
+    work = queue.take()
+    assert work is not None and work.pending is seen[work.key] and work.pending.merges == 0
+    queue.add(work.key, Cause.WATCH, now_s=0.0, now_unix_ns=0)
+    assert [key.name for key, _ in queue.peek(9)] == ["b", "old"], "what runs is not next"
+    queue.pause()
+    assert queue.peek(9) == []

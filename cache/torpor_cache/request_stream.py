@@ -1,8 +1,13 @@
 """Many requests on one stream: each a task of its own, the answers written together.
 
 A call of its own costs 0.5 ms of processor time on both ends together, one on a stream 0.15 ms, less where several wait
-(measured, `bench/README.md`). Overflow: beyond `IN_FLIGHT_MAX` unanswered requests the stream is not read; beyond
-`UNSENT_BYTES_MAX` of unsent answers the requests wait for room, so a client that does not read holds up only itself.
+(measured, `docs/decisions/0020`). Overflow: beyond `IN_FLIGHT_MAX` unanswered requests a further one is refused, and
+beyond twice as many nothing is read; beyond `UNSENT_BYTES_MAX` of unsent answers the requests wait for room, so that a
+client that does not read holds up only itself.
+
+A write must not be made after its host has given it up, because another host may act for the operator by then. So a
+request carries its end on this cache's clock, which each batch of answers tells: the host may freeze, or the request
+may wait in the socket of a cache that was stopped.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 from torpor.cache.v1 import cache_pb2
+from torpor_services.clock import Clock
 from torpor_services.errors import TorporError, one_line
 from torpor_services.security import Identity
 
@@ -26,6 +32,8 @@ IN_FLIGHT_MAX = 512
 UNSENT_BYTES_MAX = 4 * 1024 * 1024
 _BATCH_BYTES = 1024 * 1024
 
+_UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
 Write = Callable[[cache_pb2.ResponseBatch], Awaitable[None]]
 
 
@@ -37,9 +45,10 @@ class RequestStream:
     """`await stream.run(batches, write)` serves until the client ends it, or raises ProtocolBroken, StreamClosing, or
     what `write` raises."""
 
-    def __init__(self, calls: Calls, peer: Identity | None) -> None:
+    def __init__(self, calls: Calls, peer: Identity | None, clock: Clock) -> None:
         self._calls = calls
         self._peer = peer
+        self._clock = clock
         self._reading: asyncio.Task[None] | None = None
         self._closing = False
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -77,7 +86,7 @@ class RequestStream:
                 if (task := self._tasks.get(number)) is not None:
                     task.cancel()
             for message in batch.requests:
-                while len(self._tasks) >= IN_FLIGHT_MAX:
+                while len(self._tasks) >= 2 * IN_FLIGHT_MAX:
                     self._answered.clear()
                     await self._answered.wait()
                 self._start(message)
@@ -88,7 +97,13 @@ class RequestStream:
             raise ProtocolBroken("request 0: the client chooses numbers from 1")
         if number in self._tasks:
             raise ProtocolBroken(f"request {number} is not answered yet: its number is taken")
-        task = self._tasks[number] = asyncio.create_task(self._answer(number, message.request))
+        if len(self._tasks) >= IN_FLIGHT_MAX:
+            step = self._fail(number, CallFailed(_UNAVAILABLE, f"{IN_FLIGHT_MAX} requests wait", retry_after_s=0.1))
+        elif message.not_after_ms:
+            step = self._answer_by(number, message.request, message.not_after_ms - self._now_ms())
+        else:
+            step = self._answer(number, message.request)
+        task = self._tasks[number] = asyncio.create_task(step)
         task.add_done_callback(lambda _: self._ended(number))
 
     def _ended(self, number: int) -> None:
@@ -97,6 +112,17 @@ class RequestStream:
         self._wake_writer.set()
 
     # ---- answering
+
+    async def _answer_by(self, number: int, request: cache_pb2.HttpRequest, left_ms: int) -> None:
+        late = grpc.StatusCode.DEADLINE_EXCEEDED
+        if left_ms <= 0:
+            await self._fail(number, CallFailed(late, "it came after its end and was not made"))
+            return
+        try:
+            async with asyncio.timeout(left_ms / 1000):
+                await self._answer(number, request)
+        except TimeoutError:
+            await self._fail(number, CallFailed(late, "it had not ended when it had to", sent=True))
 
     async def _answer(self, number: int, request: cache_pb2.HttpRequest) -> None:
         waiting: cache_pb2.HttpResponse | None = None  # until it is known whether it is the last
@@ -124,13 +150,14 @@ class RequestStream:
             self._sent.clear()
             await self._sent.wait()
         self._unsent.append(response)
-        self._unsent_bytes += len(response.response.body)
+        self._unsent_bytes += _size(response)
         self._wake_writer.set()
 
     # ---- writing
 
     async def _write_answers(self, reading: asyncio.Task[None], write: Write) -> None:
         """Until nothing more is read and all of it is answered. Raises what reading raised."""
+        await write(self._next_batch())  # tells the time
         while True:
             while self._unsent:
                 await write(self._next_batch())
@@ -143,12 +170,20 @@ class RequestStream:
             self._wake_writer.clear()
 
     def _next_batch(self) -> cache_pb2.ResponseBatch:
-        batch = cache_pb2.ResponseBatch()
+        batch = cache_pb2.ResponseBatch(now_ms=self._now_ms())
         size = 0
         while self._unsent and size < _BATCH_BYTES:
             response = self._unsent.popleft()
-            size += len(response.response.body)
+            size += _size(response)
             batch.responses.append(response)
         self._unsent_bytes -= size
         self._sent.set()
         return batch
+
+    def _now_ms(self) -> int:
+        return int(self._clock.monotonic_s() * 1000)
+
+
+def _size(response: cache_pb2.StreamedResponse) -> int:
+    """About what it takes to keep it."""
+    return 256 + len(response.response.body)

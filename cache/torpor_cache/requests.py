@@ -24,6 +24,7 @@ from torpor_services.errors import TorporError
 from torpor_cache.access import Access, Question, ReviewFailed
 from torpor_cache.apiserver import ApiServer, ApiUnavailable, ReplyTooLarge, StreamedReply, parse_retry_after_s
 from torpor_cache.config import RequestLimits
+from torpor_cache.fields import evaluable
 from torpor_cache.identity import Subject
 from torpor_cache.informers import Informer, Informers, NotFresh, NotSynced, WatchScope
 from torpor_cache.objects import StoredObject
@@ -180,8 +181,11 @@ class Requests:
         return _object_answer(informer, resource, path) if path.name else _list_answer(informer, read)
 
     def _covering(self, read: _Read) -> Informer | None:
-        whole = self._informers.whole(read.resource, read.namespace)  # the usual case, without parsing selectors
-        return whole if whole is not None else self._informers.covering(read.scope)
+        if evaluable(read.resource, read.fields.paths):
+            whole = self._informers.whole(read.resource, read.namespace)  # the usual case, without parsing selectors
+            if whole is not None:
+                return whole
+        return self._informers.covering(read.scope)
 
     async def _is_fresh(
         self, informer: Informer, resource: Resource, minimum: Sequence[tuple[Resource, Position]]

@@ -41,6 +41,7 @@ class CacheServicer:
         self._informers = informers
         self._feeds = feeds
         self._calls = Calls(identities, requests)
+        self._clock = parts.clock
         self._streams: dict[WatchStream, None] = {}
         self._request_streams: set[RequestStream] = set()
 
@@ -118,7 +119,7 @@ class CacheServicer:
             await _abort(context, exc)
 
     async def request_stream(self, batches: AsyncIterator[cache_pb2.RequestBatch], context: Context) -> None:
-        stream = RequestStream(self._calls, peer_identity(context))
+        stream = RequestStream(self._calls, peer_identity(context), self._clock)
         self._request_streams.add(stream)
         try:
             await stream.run(batches, lambda batch: _write(context, batch))

@@ -88,16 +88,26 @@ class ReadAhead:
         """A reconcile starts."""
         self._expected = self._path(work.key)
         ahead = self._entries.pop(work.key, None)
+        if ahead is None and self._entries:
+            self._forget_what_does_not_come()
         if ahead is not None and not self._is_current(ahead, work):
             ahead.asked.drop()
             ahead = None
         self._current = ahead
         self.fill()
 
+    def _forget_what_does_not_come(self) -> None:
+        """Others took it, or it moved behind what is live now."""
+        for key in self._entries.keys() - dict(self._peek(KEYS)).keys():
+            self._entries.pop(key).asked.drop()
+
     def _is_current(self, ahead: _Ahead, work: Work) -> bool:
         """Not where it may be older than the event that this reconcile is for."""
         if ahead.pending is not work.pending or ahead.merges != work.pending.merges:
             return False
+        return self._is_young(ahead)
+
+    def _is_young(self, ahead: _Ahead) -> bool:
         return self._now_s() - ahead.since_s <= AGE_S_MAX
 
     def take(self, message: cache_pb2.HttpRequest) -> Asked | None:
@@ -110,10 +120,14 @@ class ReadAhead:
         ahead, self._current = self._current, None
         if ahead is None:
             return None
-        if ahead.message == message:
+        if ahead.message == message and self._is_young(ahead):
             return ahead.asked
         ahead.asked.drop()
         return None
+
+    def other_call(self) -> None:
+        """The guest asks somebody else first, who may change the object."""
+        self.end()
 
     def end(self) -> None:
         """The reconcile is over."""
@@ -125,6 +139,7 @@ class ReadAhead:
 
     def close(self) -> None:
         """The turn is over."""
+        self.end()
         for ahead in self._entries.values():
             ahead.asked.drop()
         self._entries.clear()

@@ -102,8 +102,9 @@ class Reconciler:
     def turn(self, operator: Operator) -> None:
         """On a worker."""
         report = TurnReport(crashes=operator.crashes)
-        ahead = self._read_ahead(operator)
+        ahead: ReadAhead | None = None
         try:
+            ahead = self._read_ahead(operator)
             ahead.fill()  # answered while the guest is woken
             loaded = self._acquire(operator, report)
             if loaded is not None:
@@ -113,7 +114,8 @@ class Reconciler:
             log.exception("a turn failed", extra={"operator": operator.text})
             report.load_failure = f"the host failed: {one_line(exc)}"
         finally:
-            ahead.close()
+            if ahead is not None:
+                ahead.close()
         self._post(lambda: self._listener.turn_ended(operator, report))
 
     def _acquire(self, operator: Operator, report: TurnReport) -> Loaded | None:

@@ -17,14 +17,17 @@ from typing import Any
 import grpc
 import grpc.aio
 from torpor.cache.v1 import cache_pb2, cache_pb2_grpc
+from torpor_services.clock import Clock
 
 from torpor_host.in_flight import InFlight
+from torpor_host.timers import first_of
 from torpor_host.waits import Slot, Wait
 
 log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 32 << 20  # of an answer; what a guest's memory could take anyway
 _BATCH_REQUESTS, _BATCH_BYTES = 64, 1 << 20
+_BROKEN_PAUSE_S = 1.0
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -45,10 +48,12 @@ class TooLarge(Exception):
 class _Call:
     """A request that waits. Whoever takes it out of the table ends its wait."""
 
-    __slots__ = ("failure", "head", "length", "parts", "wait")
+    __slots__ = ("complete", "failure", "head", "length", "not_after_s", "parts", "wait")
 
-    def __init__(self, wait: Wait) -> None:
+    def __init__(self, wait: Wait, not_after_s: float | None) -> None:
         self.wait = wait
+        self.not_after_s = not_after_s  # on the host's monotonic clock
+        self.complete = False
         self.head = cache_pb2.Head()
         self.parts: list[bytes] = []
         self.length = 0
@@ -67,6 +72,7 @@ class _Call:
             self.failure = TooLarge(f"the answer is larger than {BODY_BYTES_MAX >> 20} MiB")
             return True
         self.parts.append(response.body)
+        self.complete = message.last
         return message.last
 
 
@@ -93,6 +99,8 @@ class Asked:
                 self._stream._give_up(self._number, late)
         if call.failure is not None:
             raise call.failure
+        if not call.complete:  # it was given up by another thread in this very moment
+            raise Unanswered(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout_s:.3g} s")
         return call.head, call.parts[0] if len(call.parts) == 1 else b"".join(call.parts)
 
     def drop(self) -> None:
@@ -110,8 +118,11 @@ class RequestStream:
         self,
         channel: grpc.aio.Channel,
         post: Callable[[Callable[[], None]], None],
+        clock: Clock,
         metadata: Sequence[tuple[str, str]] = (),
     ) -> None:
+        self._clock = clock
+        self._behind_s = 0.0  # what our clock shows less what the cache's shows; more by the shortest way of a batch
         self._stub = cache_pb2_grpc.ResourceCacheStub(channel)
         self._post = post
         self._metadata = tuple(metadata)
@@ -124,9 +135,10 @@ class RequestStream:
 
     # -- workers
 
-    def start(self, request: cache_pb2.HttpRequest, slot: Slot) -> Asked:
-        """Asks; whoever waits for the answer gives this slot back meanwhile."""
-        number, call = next(self._numbers), _Call(slot.wait())
+    def start(self, request: cache_pb2.HttpRequest, slot: Slot, not_after_s: float | None = None) -> Asked:
+        """Asks; whoever waits for the answer gives this slot back meanwhile. Beyond `not_after_s`, on the monotonic
+        clock, the cache does not begin it, and ends it if it is under way, whatever becomes of this host."""
+        number, call = next(self._numbers), _Call(slot.wait(), not_after_s)
         self._calls[number] = call
         asked = Asked(self, number, call)
         self._put(cache_pb2.StreamedRequest(id=number, request=request))
@@ -163,10 +175,12 @@ class RequestStream:
     async def _serve(self) -> None:
         """One stream, until it breaks."""
         stream: Any = self._stub.RequestStream(None, metadata=self._metadata)
-        reading = asyncio.create_task(self._read(stream))
+        told_time = asyncio.Event()
+        reading = asyncio.create_task(self._read(stream, told_time))
         reading.add_done_callback(lambda _: self._wake.set())
         code, details = grpc.StatusCode.UNAVAILABLE, "the cache ended the stream"
         try:
+            await first_of(told_time.wait(), _done(reading))
             while not reading.done():
                 self._wake.clear()
                 self._posted = False
@@ -178,12 +192,16 @@ class RequestStream:
             code, details = _broken_by(exc)
         except (grpc.aio.BaseError, asyncio.InvalidStateError) as exc:  # a write on a stream that has just ended
             log.debug("a stream of requests ended", exc_info=exc)
+        except Exception as exc:
+            log.exception("the answers of the cache cannot be read")
+            details = f"the answers of the cache cannot be read: {type(exc).__name__}"
+            await self._clock.sleep(_BROKEN_PAUSE_S)
         finally:
             stream.cancel()
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
             self._wake.clear()
-            self._fail_all(code, details, unsent=False)
+            self._fail_all(code, details, unsent=not told_time.is_set())
 
     def _next_batch(self) -> cache_pb2.RequestBatch | None:
         if not self._outgoing:
@@ -195,13 +213,18 @@ class RequestStream:
             count += 1
             if isinstance(what, int):
                 batch.cancelled.append(what)
-            elif what.id in self._calls:
+            elif (call := self._calls.get(what.id)) is not None:
+                if call.not_after_s is not None:
+                    what.not_after_ms = max(1, int((call.not_after_s - self._behind_s) * 1000))
                 batch.requests.append(what)
                 size += len(what.request.body)
         return batch
 
-    async def _read(self, stream: Any) -> None:
+    async def _read(self, stream: Any, told_time: asyncio.Event) -> None:
         async for batch in stream:
+            behind_s = self._clock.monotonic_s() - batch.now_ms / 1000
+            self._behind_s = min(behind_s, self._behind_s) if told_time.is_set() else behind_s
+            told_time.set()
             for response in batch.responses:
                 self._deliver(response)
 
@@ -215,8 +238,10 @@ class RequestStream:
 
     def _fail_all(self, code: grpc.StatusCode, details: str, *, unsent: bool) -> None:
         """What was sent, or what was not too; the latter goes on the next stream otherwise."""
-        kept = {what.id for what in self._outgoing if not isinstance(what, int)} if not unsent else set[int]()
-        for number in [number for number in self._calls if number not in kept]:
+        # Copied first: workers add and remove meanwhile.
+        outgoing, numbers = list(self._outgoing), list(self._calls)
+        kept = {what.id for what in outgoing if not isinstance(what, int)} if not unsent else set[int]()
+        for number in [number for number in numbers if number not in kept]:
             call = self._calls.pop(number, None)
             if call is not None:
                 call.failure = Unanswered(code, details)
@@ -224,6 +249,10 @@ class RequestStream:
         self._posted = False
         if self._outgoing:
             self._wake.set()
+
+
+async def _done(task: asyncio.Task[None]) -> None:
+    await asyncio.wait((task,))
 
 
 def _unanswered(error: cache_pb2.RequestError) -> Unanswered:

@@ -83,7 +83,7 @@ class CacheRequests:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._stub = cache_pb2_grpc.ResourceCacheStub(channel)
-        self._stream = RequestStream(channel, post, metadata)
+        self._stream = RequestStream(channel, post, clock, metadata)
         self._clock = clock
         self._metadata = tuple(metadata)
         self._sleep = sleep
@@ -119,13 +119,23 @@ class CacheRequests:
 
         def call(timeout_s: float) -> CallResponse:
             nonlocal ahead
-            asked, ahead = ahead or self._stream.start(message, slot), None
-            head, body = asked.result(timeout_s if reads else min(timeout_s, WRITE_DEADLINE_S), in_flight)
+            if ahead is not None:
+                asked, ahead = ahead, None
+            elif reads:
+                asked = self._stream.start(message, slot)
+            else:
+                timeout_s = min(timeout_s, WRITE_DEADLINE_S)
+                asked = self._stream.start(message, slot, self._clock.monotonic_s() + timeout_s)
+            head, body = asked.result(timeout_s, in_flight)
             if path is not None:
                 self._learn(positions, path, message, head)
             return CallResponse(status=head.status, content_type=head.content_type, body=body)
 
-        return self._try(call, fence, deadline, in_flight, slot, repeatable=reads)
+        try:
+            return self._try(call, fence, deadline, in_flight, slot, repeatable=reads)
+        finally:
+            if ahead is not None:
+                ahead.drop()
 
     def reader(self, actor: Actor, positions: ReadPositions, fence: Fence, slot: Slot) -> Reader:
         """For what is read ahead of the guest."""
@@ -362,6 +372,7 @@ class GuestCalls:
             return answer
 
     def kube_tree(self, request: TreeRequest, deadline: Deadline) -> CallResponse:
+        self._other_call()
         with telemetry.span("kube tree", parent=self.trace, attributes={"k8s.resource": request.resource}) as span:
             answer = self._requests.tree(
                 self._actor, self._positions, self._fence, request, deadline, self._in_flight, self._slot
@@ -373,6 +384,7 @@ class GuestCalls:
         refusal = self._fence.refusal() or (_STOPPED if self._in_flight.stopped() else "")
         if refusal:
             return FetchResponse.failed(CallError.FENCED, refusal)
+        self._other_call()
         with telemetry.span("http fetch", parent=self.trace, attributes={"http.method": request.method}) as span:
             headers = (
                 ("Torpor-Operator", "/".join(self._actor.id)),
@@ -384,6 +396,10 @@ class GuestCalls:
                 answer = self._outbound.fetch(request, self._actor.outbound_hosts, headers, deadline, self._in_flight)
             _describe(span, answer.status, answer.error)
             return answer
+
+    def _other_call(self) -> None:
+        if self.read_ahead is not None:
+            self.read_ahead.other_call()
 
     def config(self) -> bytes:
         return self._actor.settings

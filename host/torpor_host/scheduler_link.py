@@ -107,6 +107,7 @@ class SchedulerLink:
         self._connected_s = 0.0
         self._lost_s = clock.monotonic_s()
         self._call: Any = None
+        self._streams = 0  # that have ended
         self._restarting = False
         self.refused = 0  # directives that were not followed
 
@@ -260,6 +261,9 @@ class SchedulerLink:
         finally:
             self._call, self._restarting = None, False
             call.cancel()
+            # gRPC goes on asking the generator of a stream that the other end has ended: it must take nothing more.
+            self._streams += 1
+            self._wake.set()
 
     def _disconnected(self) -> None:
         now_s = self._clock.monotonic_s()
@@ -275,13 +279,17 @@ class SchedulerLink:
             self._assignments.reconsider()
 
     async def _reports(self, incarnation: str) -> AsyncIterator[pb.HostReport]:
-        """Ends when another incarnation begins."""
+        """Of one stream; ends with it."""
+        mine = self._streams
         hello = pb.HostReport(hello=self._hello(incarnation), memory=self._memory())
         yield self._seal(hello)
         memory_due_s = self._clock.monotonic_s() + _MEMORY_EVERY_S
         while incarnation == self._incarnation:
             await self._wake.wait()
-            await self._clock.sleep(_REPORT_EVERY_S)
+            if mine == self._streams:
+                await self._clock.sleep(_REPORT_EVERY_S)
+            if mine != self._streams:
+                return
             self._wake.clear()
             report = self._pending()
             if self._clock.monotonic_s() >= memory_due_s:
@@ -326,7 +334,8 @@ class SchedulerLink:
             if operator.installed is not None:
                 modules.add(operator.installed.sha256)
             residencies.append(residency)
-            self._idle[operator] = None
+            self._idle[operator] = None  # costs and timers follow in the first report
+        self._wake.set()
         return pb.Hello(
             host=self._host,
             incarnation=incarnation,

@@ -52,6 +52,7 @@ from torpor_host.snapshots import Expected
 from torpor_host.status import StatusWriter
 from torpor_host.subscriber import Subscriber
 from torpor_host.timers import Timers
+from torpor_host.work_queue import Key, Pending
 from torpor_host.workers import Mailbox, Workers
 
 log = logging.getLogger(__name__)
@@ -345,9 +346,15 @@ def _read_ahead(requests: CacheRequests, workers: Workers, clock: Clock) -> Call
     def of(operator: Operator) -> ReadAhead:
         assert operator.spec is not None and operator.actor is not None
         reader = requests.reader(operator.actor, operator.positions, operator, workers)
-        return ReadAhead(operator, operator.spec.primary.resource, reader, operator.queue.peek, clock.monotonic_s)
+        # With several turns at once each would ask for the same keys.
+        peek = operator.queue.peek if operator.spec.concurrency == 1 else _nothing
+        return ReadAhead(operator, operator.spec.primary.resource, reader, peek, clock.monotonic_s)
 
     return of
+
+
+def _nothing(count: int) -> list[tuple[Key, Pending]]:
+    return []
 
 
 class _Loader:

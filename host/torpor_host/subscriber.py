@@ -101,6 +101,7 @@ class Subscriber:
         self._credits: dict[int, int] = {}
         self._progressed: dict[int, SubscriptionOwner] = {}
         self._wake_writer = asyncio.Event()
+        self._streams = 0  # that have ended
         self._wake_acks = asyncio.Event()
         self._full = asyncio.Event()
         self._connected = False
@@ -206,6 +207,9 @@ class Subscriber:
                     self._deliver(delivery)
         finally:
             call.cancel()
+            # gRPC goes on asking the generator of a stream that the other end has ended: it must take nothing more.
+            self._streams += 1
+            self._wake_writer.set()
 
     def _disconnected(self) -> None:
         self._connected = False
@@ -220,7 +224,9 @@ class Subscriber:
         self.on_connection(False)
 
     async def _requests(self) -> AsyncIterator[cache_pb2.WatchRequest]:
-        while True:
+        """Of one stream; ends with it."""
+        mine = self._streams
+        while mine == self._streams:
             while self._outgoing:
                 yield self._outgoing.popleft()
             while self._acks:

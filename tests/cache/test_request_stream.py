@@ -9,6 +9,7 @@ from torpor_cache import request_stream
 from torpor_cache.calls import CallFailed
 from torpor_cache.request_stream import RequestStream, StreamClosing
 from torpor_cache.streams import ProtocolBroken
+from torpor_services.clock import ManualClock
 
 DONE = object()
 
@@ -53,7 +54,8 @@ class Client:
         self.written = asyncio.Event()
         self.reading = asyncio.Event()
         self.reading.set()
-        self.stream = RequestStream(self.calls, None)
+        self.clock = ManualClock()
+        self.stream = RequestStream(self.calls, None, self.clock)
         self.serving = asyncio.create_task(self.stream.run(self._asked(), self._write))
 
     async def _asked(self):
@@ -65,9 +67,11 @@ class Client:
         self.batches.append(batch)
         self.written.set()
 
-    def ask(self, *asked, cancelled=()):
+    def ask(self, *asked, cancelled=(), not_after_ms=0):
         requests = [
-            cache_pb2.StreamedRequest(id=number, request=cache_pb2.HttpRequest(method="GET", path=path))
+            cache_pb2.StreamedRequest(
+                id=number, request=cache_pb2.HttpRequest(method="GET", path=path), not_after_ms=not_after_ms
+            )
             for number, path in asked
         ]
         self.requests.put_nowait(cache_pb2.RequestBatch(requests=requests, cancelled=cancelled))
@@ -125,7 +129,7 @@ async def test_answers_that_are_ready_together_are_one_message(client):
     await client.until(lambda: len(client.calls.ended) == 41)
     client.reading.set()
     await client.until(lambda: len(client.last()) == 41)
-    assert len(client.batches) <= 2
+    assert len(client.batches) <= 3  # the first, which only tells the time, is one
 
 
 async def test_what_is_cancelled_ends_and_its_number_is_free_again(client):
@@ -149,13 +153,51 @@ async def test_a_number_that_is_none_or_is_taken_breaks_the_stream_and_ends_what
     assert client.calls.running == 0
 
 
-async def test_beyond_the_limit_nothing_is_read_until_something_is_answered(client, monkeypatch):
+async def test_beyond_the_limit_requests_are_refused_and_cancellations_still_read(client, monkeypatch):
     monkeypatch.setattr(request_stream, "IN_FLIGHT_MAX", 3)
-    client.ask(*((n, "/wait") for n in range(1, 9)))
-    await client.until(lambda: client.calls.running == 3)
+    client.ask(*((n, "/wait") for n in range(1, 6)))
+    await client.until(lambda: client.calls.running == 3 and len(client.last()) == 2)
+    assert {n: (r.error.code, r.error.sent) for n, r in client.last().items()} == {4: (14, False), 5: (14, False)}
+    client.ask(cancelled=[1])
+    await client.until(lambda: client.calls.running == 2)
+    client.ask((6, "/n/2"))
+    await client.until(lambda: 6 in client.last())
+    assert client.last()[6].response.body
+
+
+async def test_a_flood_of_requests_is_not_read_until_its_refusals_are(client, monkeypatch):
+    monkeypatch.setattr(request_stream, "IN_FLIGHT_MAX", 3)
+    monkeypatch.setattr(request_stream, "UNSENT_BYTES_MAX", 1000)
+    client.reading.clear()
+    client.ask(*((n, "/wait") for n in range(1, 1001)))
+    for _ in range(3000):
+        await asyncio.sleep(0)
+    assert len(client.stream._tasks) <= 6 and client.calls.most == 3
+    client.reading.set()
     client.calls.release.set()
     await client.end()
-    assert client.calls.most == 3 and len(client.last()) == 8
+    assert len(client.last()) == 1000
+
+
+async def test_a_request_that_comes_after_its_end_is_not_made(client):
+    await client.until(lambda: client.batches)
+    assert client.batches[0].now_ms == 0 and not client.batches[0].responses
+    await client.clock.advance(5.0)
+    client.ask((1, "/n/2"), not_after_ms=4_999)
+    client.ask((2, "/n/2"), not_after_ms=60_000)
+    await client.end()
+    late = client.last()[1].error
+    assert (late.code, late.sent) == (grpc.StatusCode.DEADLINE_EXCEEDED.value[0], False)
+    assert client.calls.ended == ["/n/2"] and client.last()[2].response.body == b"b"
+    assert client.batches[-1].now_ms == 5_000
+
+
+async def test_a_request_ends_at_its_end_though_nobody_cancels_it(client):
+    client.ask((1, "/wait"), not_after_ms=20)
+    await client.until(lambda: 1 in client.last())
+    late = client.last()[1].error
+    assert (late.code, late.sent) == (grpc.StatusCode.DEADLINE_EXCEEDED.value[0], True)
+    assert client.calls.running == 0
 
 
 async def test_a_client_that_does_not_read_holds_up_its_own_answers_and_no_memory(client, monkeypatch):
@@ -165,7 +207,7 @@ async def test_a_client_that_does_not_read_holds_up_its_own_answers_and_no_memor
     await client.until(lambda: client.calls.most > 90)
     for _ in range(50):
         await asyncio.sleep(0)
-    assert client.stream._unsent_bytes < 2000
+    assert client.stream._unsent_bytes < 3000
     client.reading.set()
     await client.end()
     assert len(client.last()) == 100

@@ -194,3 +194,21 @@ def test_cluster_scoped_and_core_kinds_have_their_paths() -> None:
     bench.queue.add(Key("", "a b"), Cause.WATCH, now_s=0.0, now_unix_ns=0)
     bench.ahead.fill()
     assert bench.asked[0].path == "/api/v1/nodes/a%20b"
+
+
+def test_a_guest_that_reads_late_gets_no_old_answer(bench: Bench) -> None:
+    bench.event("a")
+    bench.ahead.fill()
+    bench.ahead.begin(bench.take())
+    bench.now_s += AGE_S_MAX + 0.001  # it slept, say
+    assert bench.ahead.take(bench.message(path_of("a"))) is None and bench.asked[0].dropped
+
+
+def test_keys_that_are_no_longer_to_come_make_room(bench: Bench) -> None:
+    bench.event(*(f"k{n}" for n in range(40)))
+    bench.ahead.fill()
+    for _ in range(KEYS):  # another turn of the operator takes them
+        bench.queue.succeeded(bench.take())
+    assert bench.reconcile() is None
+    assert all(asked.dropped for asked in bench.asked[:KEYS]) and len(bench.asked) == 2 * KEYS
+    assert bench.reconcile() is not None

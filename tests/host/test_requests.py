@@ -16,6 +16,7 @@ import grpc.aio
 import msgspec
 import pytest
 from torpor.cache.v1 import cache_pb2, cache_pb2_grpc
+from torpor_host.config import WRITE_DEADLINE_S
 from torpor_host.hostcalls import CallError, CallResponse, KubeRequest, TreeRequest
 from torpor_host.in_flight import InFlight
 from torpor_host.limits import Deadline
@@ -42,6 +43,7 @@ class ScriptedCache(cache_pb2_grpc.ResourceCacheServicer):
         self.cancelled: list[int] = []
         self.streams: list[Any] = []
         self.batches: list[int] = []
+        self.not_after_ms: list[int] = []
         self.script: list[Script] = []
 
     def RequestStream(self, batches: Iterator[cache_pb2.RequestBatch], context: Any) -> Iterator[Any]:
@@ -49,6 +51,7 @@ class ScriptedCache(cache_pb2_grpc.ResourceCacheServicer):
         answers: queue.SimpleQueue[cache_pb2.StreamedResponse | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, args=(batches, answers), daemon=True).start()
         context.add_callback(lambda: answers.put(None))
+        yield cache_pb2.ResponseBatch(now_ms=1000)
         while (answer := answers.get()) is not None:
             yield cache_pb2.ResponseBatch(responses=[answer])
 
@@ -58,6 +61,7 @@ class ScriptedCache(cache_pb2_grpc.ResourceCacheServicer):
                 self.batches.append(len(batch.requests))
                 self.cancelled.extend(batch.cancelled)
                 for message in batch.requests:
+                    self.not_after_ms.append(message.not_after_ms)
                     self.asked.append(message.request)
                     script = self.script.pop(0) if len(self.script) > 1 else self.script[0]
                     threading.Thread(target=self._answer, args=(script, message.id, answers), daemon=True).start()
@@ -487,3 +491,23 @@ def test_nothing_is_read_ahead_of_a_fence_or_of_a_read_that_must_be_live(bench: 
     bench.ask("PUT", body=b"{}")
     assert on_a_worker(turn).status == 200
     assert [request.live for request in bench.cache.asked] == [False, False, True]
+
+
+def test_a_write_says_until_when_it_may_be_made_and_a_read_does_not(bench: Bench) -> None:
+    bench.cache.script = [answer()]
+    bench.ask()
+    bench.ask("PUT", body=b"{}", seconds=2.0)
+    bench.ask("PUT", body=b"{}", seconds=600.0)
+    # The cache's clock shows 1 s where the host's stands at 0.
+    read, soon, late = bench.cache.not_after_ms
+    assert read == 0 and 2900 <= soon <= 3000 and late == 1000 + round(WRITE_DEADLINE_S * 1000)
+
+
+def test_another_call_of_the_guest_ends_what_was_read_ahead(bench: Bench) -> None:
+    def turn(workers: Workers) -> CallResponse:
+        ahead, _ = ahead_of(bench, workers)
+        ahead.other_call()
+        return ask_with(bench, ahead, workers)
+
+    bench.cache.script = [answer()]
+    assert on_a_worker(turn).status == 200 and bench.first_read is None

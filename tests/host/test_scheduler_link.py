@@ -253,3 +253,19 @@ async def test_unload_at_zero_is_now() -> None:
     assert bench.obey(unload_at=pb.UnloadAt()) == ""
     advice = bench.operators.advice[0]
     assert isinstance(advice, UnloadAt) and 0 <= advice.at_s - before < 1
+
+
+async def test_after_a_stream_that_the_scheduler_ended_costs_and_the_next_event_are_told() -> None:
+    async with connected() as (bench, scheduler):
+        await scheduler.next()
+        for _ in range(2):
+            scheduler.directives.put_nowait(None)
+            report = await scheduler.next()
+            while not report.HasField("hello"):
+                report = await scheduler.next()
+            costs = 0
+            while not costs:
+                costs = len((await scheduler.next()).costs)
+            bench.began()
+            while not report.arrivals:
+                report = await scheduler.next()

@@ -260,3 +260,13 @@ async def test_an_owner_that_fails_costs_its_own_subscription_alone(bench: Bench
     bench.cache.send(failing.id, Event.ADDED, name="a")
     bench.cache.send(other.id, Event.ADDED, name="b")
     assert [await bench.owner.next() for _ in range(2)] == ["error InternalError True", "b"]
+
+
+async def test_every_subscription_is_asked_for_again_however_soon_the_next_stream_begins(bench: Bench) -> None:
+    """gRPC goes on asking the ended stream's generator, which must not take what is the next stream's."""
+    for number in range(4):
+        bench.subscribe(f"owns/{number}")
+    bench.subscriber._backoff.next_delay_s = lambda: 0.05  # type: ignore[method-assign]
+    for _ in range(3):
+        assert sorted([(await bench.cache.next("subscribe")).name for _ in range(4)]) == [f"owns/{n}" for n in range(4)]
+        bench.cache.answers.put_nowait(None)

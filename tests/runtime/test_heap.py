@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from torpor_runtime.testing import Guest, operator
 
 EVERY_SIZE = """
@@ -65,3 +66,59 @@ def test_what_is_freed_is_used_again(guest: Guest) -> None:
     for _ in range(5):
         guest.reconcile()
     assert guest.memory.data_len(guest.store) == after_one
+
+
+SMALL_TO_THE_END = """
+import json
+held = []
+try:
+    while True:
+        held.append(KIND)
+except MemoryError:
+    held.clear()
+document = {"items": [{"name": "x" * 40, "i": i} for i in range(500)]}
+print(json.loads(json.dumps(document)) == document)
+"""
+
+DRIFTING = """
+peak = 0
+for turn in range(60):
+    size = 40 + 24 * turn
+    held = [bytes(size) for _ in range((6 << 20) // size)]
+    held.clear()
+print("done")
+"""
+
+SHRINKING = """
+keep, fill = bytearray(1 << 20), []
+try:
+    while True:
+        fill.append(bytearray(3000))
+except MemoryError:
+    del keep[1000:]
+    fill.clear()
+print(len(keep))
+"""
+
+
+@pytest.mark.parametrize("kind", ["float(len(held))", "(len(held), 1)", "str(len(held)) * 9", "{'a': len(held)}"])
+def test_after_small_objects_have_filled_memory_larger_ones_find_room_again(guest: Guest, kind: str) -> None:
+    guest.store.set_limits(memory_size=guest.memory.data_len(guest.store) + (16 << 20))
+    for _ in range(2):
+        assert guest.run(SMALL_TO_THE_END.replace("KIND", kind)) == "True\n"
+
+
+def test_sizes_that_drift_take_no_more_than_a_few_times_what_lives(guest: Guest) -> None:
+    before = guest.memory.data_len(guest.store)
+    assert guest.run(DRIFTING) == "done\n"
+    assert guest.memory.data_len(guest.store) - before < 60 << 20
+
+
+def test_what_shrinks_needs_no_memory(guest: Guest) -> None:
+    guest.store.set_limits(memory_size=guest.memory.data_len(guest.store) + (16 << 20))
+    assert guest.run(SHRINKING) == "1000\n"
+
+
+def test_tuples_nested_deep_at_import_are_no_reason_to_refuse(guest: Guest) -> None:
+    assert guest.load(operator("chain = ()\nfor n in range(150_000):\n    chain = (chain,)\nheld = [chain]")) == [b""]
+    assert guest.send("torpor_describe")[0] == b""

@@ -111,3 +111,17 @@ def test_a_conflict_that_does_not_end_goes_through(kube: FakeKube) -> None:
         kube.fail_next("PATCH", "/databases/", status=409, reason="Conflict")
     with pytest.raises(Conflict):
         Kube(send=kube.cluster.send).add_finalizer(db, NAME)
+
+
+def test_a_get_after_the_operators_own_write_sees_it() -> None:
+    op, seen = Operator(for_="example.com/v1/databases"), list[object]()
+    op.finalizer(NAME)(lambda db, kube: None)
+
+    @op.reconcile
+    def reconcile_one(request: Request, kube: Kube) -> None:
+        kube.patch(request, {"metadata": {"labels": {"seen": "yes"}}})
+        db = kube.get(request)
+        seen.append(None if db is None else dict(db.labels))
+
+    reconcile(op, DATABASE, FakeKube(DATABASE))
+    assert seen == [{"seen": "yes"}]

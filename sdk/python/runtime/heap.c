@@ -33,6 +33,9 @@ enum {
     SMALL_CLASSES = SMALL_BYTES_MAX / 8 + 1,
     CLASSES = SMALL_CLASSES + 7 * (1 << STEPS_BITS),
     LARGE = 0xFFFF, /* The class of the C library's. */
+    FREE = 1 << 16, /* Beside the class, in the header of a block that waits in a list. */
+    REGIONS_MAX = 256,
+    JOIN_BYTES_MIN = 4 * 1024 * 1024, /* Free, before it is looked at what can be joined instead of growing. */
 };
 
 struct free_block {
@@ -41,6 +44,24 @@ struct free_block {
 
 static struct free_block *free_blocks[CLASSES];
 static uintptr_t chunk_at, chunk_end;
+/* Where blocks lie one after the other since the image: from the first's payload to past the last's. The newest one
+ * ends at the chunk's. */
+static struct region {
+    uintptr_t start, end;
+} regions[REGIONS_MAX];
+static size_t regions_count, free_bytes, used_bytes, freed_since_join;
+
+static void begin_region(void)
+{
+    if (regions_count < REGIONS_MAX)
+        regions[regions_count++] = (struct region){chunk_at + 8, 0};
+}
+
+static void end_region(void)
+{
+    if (regions_count > 0 && regions[regions_count - 1].end == 0)
+        regions[regions_count - 1].end = chunk_at + 8;
+}
 
 /* The class of blocks of at least `bytes`, and in `*block_bytes` how large they are. */
 static uint32_t class_of(size_t bytes, size_t *block_bytes)
@@ -80,8 +101,11 @@ static int extend(size_t bytes)
             return -1;
     }
     uintptr_t start = before * WASM_PAGE_BYTES;
-    if (start != chunk_end || chunk_end == 0)
+    if (start != chunk_end || chunk_end == 0) {
+        end_region();
         chunk_at = start;
+        begin_region();
+    }
     chunk_end = start + grown * WASM_PAGE_BYTES;
     return 0;
 }
@@ -94,9 +118,23 @@ static uint32_t *header_of(void *payload)
 static void put_back(void *payload, uint32_t class)
 {
     struct free_block *block = payload;
-    *header_of(payload) = class;
+    *header_of(payload) = class | FREE;
     block->next = free_blocks[class];
     free_blocks[class] = block;
+    free_bytes += block_bytes_of(class);
+}
+
+/* A run of free memory as blocks, the largest first. */
+static void put_run(uintptr_t payload, size_t bytes)
+{
+    uint32_t class = CLASSES - 1;
+    while (bytes > 0) {
+        while (block_bytes_of(class) > bytes)
+            class--;
+        put_back((void *)payload, class);
+        payload += block_bytes_of(class);
+        bytes -= block_bytes_of(class);
+    }
 }
 
 /* With no memory left: a part of any free block that is larger. */
@@ -107,15 +145,55 @@ static void *part_of_larger(uint32_t class, size_t bytes)
         if (block == NULL)
             continue;
         free_blocks[from] = block->next;
+        free_bytes -= block_bytes_of(from);
         size_t rest = block_bytes_of(from) - bytes;
-        while (from > 0 && block_bytes_of(from) > rest)
-            from--;
-        if (from > 0)
-            put_back((char *)block + bytes, from);
+        put_run((uintptr_t)block + bytes, rest);
         *header_of(block) = class;
         return block;
     }
     return NULL;
+}
+
+static int in_a_region(uintptr_t payload)
+{
+    for (size_t at = 0; at < regions_count; at++)
+        if (payload >= regions[at].start && payload < regions[at].end)
+            return 1;
+    return 0;
+}
+
+/* Makes one block of free ones that lie side by side. */
+static void join(void)
+{
+    freed_since_join = 0;
+    int open = regions_count > 0 && regions[regions_count - 1].end == 0;
+    end_region();
+    for (uint32_t class = 0; class < CLASSES; class++) { /* Those of the image stay as they are. */
+        struct free_block **link = &free_blocks[class];
+        while (*link != NULL) {
+            if (in_a_region((uintptr_t)*link)) {
+                free_bytes -= block_bytes_of(class);
+                *link = (*link)->next;
+            } else {
+                link = &(*link)->next;
+            }
+        }
+    }
+    for (size_t region = 0; region < regions_count; region++) {
+        uintptr_t at = regions[region].start, run = at;
+        while (at < regions[region].end) {
+            uint32_t header = *header_of((void *)at);
+            size_t bytes = block_bytes_of(header & 0xFFFF);
+            if (!(header & FREE)) {
+                put_run(run, at - run);
+                run = at + bytes;
+            }
+            at += bytes;
+        }
+        put_run(run, at - run);
+    }
+    if (open)
+        regions[regions_count - 1].end = 0;
 }
 
 static void *heap_malloc(void *context, size_t size)
@@ -132,11 +210,31 @@ static void *heap_malloc(void *context, size_t size)
     struct free_block *block = free_blocks[class];
     if (block != NULL) {
         free_blocks[class] = block->next;
+        free_bytes -= bytes;
+        *header_of(block) = class;
         return block;
     }
     /* `chunk_at` is where the next payload begins. */
-    if (chunk_end - chunk_at < bytes + 8 && extend(bytes) < 0)
-        return part_of_larger(class, bytes);
+    if (chunk_end - chunk_at < bytes + 8) {
+        if (free_bytes > JOIN_BYTES_MIN && free_bytes > used_bytes / 2 && freed_since_join > JOIN_BYTES_MIN / 16) {
+            void *part = part_of_larger(class, bytes);
+            if (part != NULL)
+                return part;
+            join();
+            if ((block = free_blocks[class]) != NULL)
+                return heap_malloc(context, size);
+            if ((part = part_of_larger(class, bytes)) != NULL)
+                return part;
+        }
+        if (extend(bytes) < 0) {
+            void *part = part_of_larger(class, bytes);
+            if (part != NULL || freed_since_join == 0)
+                return part;
+            join();
+            return free_blocks[class] != NULL ? heap_malloc(context, size) : part_of_larger(class, bytes);
+        }
+    }
+    used_bytes += bytes;
     void *payload = (void *)(chunk_at + 8);
     chunk_at += bytes;
     *header_of(payload) = class;
@@ -153,6 +251,7 @@ static void heap_free(void *context, void *payload)
         return;
     }
     put_back(payload, class);
+    freed_since_join += block_bytes_of(class);
 }
 
 static void *heap_calloc(void *context, size_t count, size_t size)
@@ -184,7 +283,7 @@ static void *heap_realloc(void *context, void *payload, size_t size)
     }
     void *moved = heap_malloc(context, size);
     if (moved == NULL)
-        return NULL;
+        return size <= capacity ? payload : NULL; /* What shrinks may stay. */
     memcpy(moved, payload, size < capacity ? size : capacity);
     heap_free(context, payload);
     return moved;
@@ -209,6 +308,8 @@ void heap_seal(void)
         }
     }
     chunk_at = (chunk_at + PAGE_BYTES - 1) & ~(uintptr_t)(PAGE_BYTES - 1);
+    regions_count = free_bytes = used_bytes = 0;
+    begin_region();
     if (chunk_end - chunk_at < ROOM_BYTES)
         extend(ROOM_BYTES);
 }

@@ -36,13 +36,17 @@ static void immortalize_parts(PyCodeObject *code)
 
 static int immortalize(PyObject *object, void *unused)
 {
-    if (object == NULL || _Py_IsImmortal(object))
+    enum { DEPTH_MAX = 100 }; /* Of tuples in tuples: what lies deeper is counted as ever, which is right too. */
+    static int depth;
+    if (object == NULL || _Py_IsImmortal(object) || depth == DEPTH_MAX)
         return 0;
     object->ob_refcnt = _Py_IMMORTAL_REFCNT;
+    depth++;
     if (PyCode_Check(object))
         immortalize_parts((PyCodeObject *)object);
     else if (PyObject_IS_GC(object) && !PyObject_GC_IsTracked(object)) /* Those tracked are visited themselves. */
         Py_TYPE(object)->tp_traverse(object, immortalize, NULL);
+    depth--;
     return 0;
 }
 

@@ -348,6 +348,8 @@ class Kube:
 
         >>> kube.request("GET", "/api/v1/namespaces/shop/pods/orders-0/log?tailLines=5")   # doctest: +SKIP
         """
+        if method != "GET":
+            self._read_ahead = None
         answer = self._send(
             method,
             path,
@@ -362,11 +364,9 @@ class Kube:
         """Discovery ahead of time, so that the answers are in the image."""
         self._kinds.read_ahead(kinds, self._discover)
 
-    def read_ahead(self, request: Request) -> Resource | None:
-        """Gets the primary; the next `get` of this very request takes it from here."""
-        obj = self.get(request)
+    def hand_on(self, request: Request, obj: Resource | None) -> None:
+        """The next `get` of this very request is this object, unless something is written before."""
         self._read_ahead = (request, obj)
-        return obj
 
     def _discover(self, path: str) -> Any:
         return self.request("GET", path)

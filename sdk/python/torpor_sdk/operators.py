@@ -188,11 +188,12 @@ class Operator:
         if self._reconcile is None:
             raise OperatorError("the operator has no reconcile function")
         if self._finalizers:
-            obj = kube.read_ahead(request)
+            obj = kube.get(request)
             if obj is not None and obj.deleting:
                 return self._finalize(obj, kube)
             for finalizer in self._finalizers if obj is not None else ():
                 kube.add_finalizer(obj, finalizer)  # type: ignore[arg-type]  # not None: see the line above
+            kube.hand_on(request, obj)
         return _checked(self._reconcile(request, kube), self._reconcile)
 
     def _finalize(self, obj: Resource, kube: Kube) -> Requeue | None:

@@ -827,8 +827,13 @@ class StreamedRequest(google.protobuf.message.Message):
 
     ID_FIELD_NUMBER: builtins.int
     REQUEST_FIELD_NUMBER: builtins.int
+    NOT_AFTER_MS_FIELD_NUMBER: builtins.int
     id: builtins.int
     """Chosen by the client, unique within the stream while unanswered, not 0."""
+    not_after_ms: builtins.int
+    """On the clock of ResponseBatch.now_ms: later it is not begun, and what is under way ends. 0: the cache's own limit.
+    A cancellation does not do that: it comes only from a client that lives, and may wait behind what it cancels.
+    """
     @property
     def request(self) -> Global___HttpRequest: ...
     def __init__(
@@ -836,25 +841,32 @@ class StreamedRequest(google.protobuf.message.Message):
         *,
         id: builtins.int = ...,
         request: Global___HttpRequest | None = ...,
+        not_after_ms: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["request", b"request"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["id", b"id", "request", b"request"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["id", b"id", "not_after_ms", b"not_after_ms", "request", b"request"]) -> None: ...
 
 Global___StreamedRequest: typing_extensions.TypeAlias = StreamedRequest
 
 @typing.final
 class ResponseBatch(google.protobuf.message.Message):
+    """The first of a stream comes at once, and is empty."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RESPONSES_FIELD_NUMBER: builtins.int
+    NOW_MS_FIELD_NUMBER: builtins.int
+    now_ms: builtins.int
+    """The cache's own clock when it sent this; means nothing outside of the stream."""
     @property
     def responses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StreamedResponse]: ...
     def __init__(
         self,
         *,
         responses: collections.abc.Iterable[Global___StreamedResponse] | None = ...,
+        now_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["responses", b"responses"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["now_ms", b"now_ms", "responses", b"responses"]) -> None: ...
 
 Global___ResponseBatch: typing_extensions.TypeAlias = ResponseBatch
 

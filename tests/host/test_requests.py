@@ -69,10 +69,10 @@ class ScriptedCache(cache_pb2_grpc.ResourceCacheServicer):
     def _answer(self, script: Script, number: int, answers: queue.SimpleQueue[Any]) -> None:
         try:
             for response in script():
-                if number in self.cancelled:
-                    return
                 while answers.qsize() > 8 and self.streams[-1].is_active():
                     time.sleep(0.001)
+                if number in self.cancelled or not self.streams[-1].is_active():
+                    return
                 answers.put(cache_pb2.StreamedResponse(id=number, response=response))
             answers.put(cache_pb2.StreamedResponse(id=number, last=True))
         except Refused as exc:

@@ -5,8 +5,9 @@
  * forgets, when an image is about to be taken (`heap_seal`), all that is free, and goes on in fresh pages.
  *
  * Blocks of all sizes come one after the other from the same chunk (pools by size would write to a page for each size).
- * A freed block waits in the list of its size for the next one of that size; it is split only when memory has run out,
- * and never joined. What is larger than MEDIUM_BYTES_MAX is the C library's.
+ * A freed block waits in the list of its size for the next one of that size. Before memory grows while much of it is
+ * free, free blocks that lie side by side are joined; once it has run out, larger ones are split. What is larger than
+ * MEDIUM_BYTES_MAX is the C library's.
  *
  * A block is a word with its class, then the payload, at a multiple of 8. One thread: WASI has no others.
  */

@@ -64,10 +64,10 @@ def _message(guest: GuestContext, arguments: list[int]) -> bytes | None:
     return guest.memory.read(pointer, length)
 
 
-def _hold(guest: GuestContext, result: bytes) -> int:
-    """Keeps the result for `take`."""
-    guest.pending = result
-    return len(result)
+def _hold(guest: GuestContext, result: bytes, too_large: Callable[[], bytes]) -> int:
+    """Keeps the result for `take`; one that is too long is replaced."""
+    guest.pending = result if len(result) <= guest.limits.message_bytes_max else too_large()
+    return len(guest.pending)
 
 
 def _ended(guest: GuestContext) -> tuple[CallError, str] | None:
@@ -115,10 +115,11 @@ def _answer(guest: GuestContext, call: Callable[[], CallResponse]) -> int:
         except Exception as exc:
             _log.exception("a host call failed")
             response = CallResponse.failed(CallError.UNAVAILABLE, f"the host failed: {type(exc).__name__}: {exc}"[:300])
-    encoded = abi.encode_call_response(response)
-    if len(encoded) > guest.limits.message_bytes_max:
-        encoded = abi.encode_call_response(CallResponse.failed(CallError.TOO_LARGE, _too_large(guest)))
-    return _hold(guest, encoded)
+    return _hold(
+        guest,
+        abi.encode_call_response(response),
+        lambda: abi.encode_call_response(CallResponse.failed(CallError.TOO_LARGE, _too_large(guest))),
+    )
 
 
 def _http_fetch(guest: GuestContext, arguments: list[int]) -> int:
@@ -140,15 +141,15 @@ def _http_fetch(guest: GuestContext, arguments: list[int]) -> int:
             response = FetchResponse.failed(
                 CallError.UNAVAILABLE, f"the host failed: {type(exc).__name__}: {exc}"[:300]
             )
-    encoded = abi.encode_fetch_response(response)
-    if len(encoded) > guest.limits.message_bytes_max:
-        encoded = abi.encode_fetch_response(FetchResponse.failed(CallError.TOO_LARGE, _too_large(guest)))
-    return _hold(guest, encoded)
+    return _hold(
+        guest,
+        abi.encode_fetch_response(response),
+        lambda: abi.encode_fetch_response(FetchResponse.failed(CallError.TOO_LARGE, _too_large(guest))),
+    )
 
 
 def _config(guest: GuestContext, _arguments: list[int]) -> int:
-    settings = guest.calls.config()
-    return _hold(guest, settings if len(settings) <= guest.limits.message_bytes_max else b'{"config": {}, "env": {}}')
+    return _hold(guest, guest.calls.config(), lambda: b'{"config": {}, "env": {}}')
 
 
 def _log_line(guest: GuestContext, arguments: list[int]) -> int:

@@ -140,7 +140,7 @@ def _discovery(ask: Ask) -> Discovery:
 def _cluster_scoped(spec: OperatorSpec, ask: Ask) -> bool:
     """From discovery; a kind that does not exist yet counts as namespaced, as most are."""
     resource = spec.primary.resource
-    path = f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
+    path = resource.api_root
     answer = ask(KubeRequest("GET", path, "application/json", "", b""), Deadline.after(_CALL_S))
     if answer.error in {CallError.FENCED, CallError.DENIED, CallError.UNAVAILABLE, CallError.DEADLINE}:
         raise InstallFailed(f"discovery of {resource}: {answer.error}: {answer.message}")

@@ -84,6 +84,11 @@ class ResourceRef:
             raise InvalidSpec(f"{where}: {text!r} is not group/version/plural or version/plural")
         return one_of_equal(cls(*parts))
 
+    @property
+    def api_root(self) -> str:
+        """The path of its group and version."""
+        return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+
     def __str__(self) -> str:
         return "/".join(part for part in (self.group, self.version, self.resource) if part)
 

@@ -145,7 +145,5 @@ class ReadAhead:
         self._entries.clear()
 
     def _path(self, key: Key) -> str:
-        resource = self._resource
-        root = f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
         namespace = f"/namespaces/{quote(key.namespace, safe='')}" if key.namespace else ""
-        return f"{root}{namespace}/{resource.resource}/{quote(key.name, safe='')}"
+        return f"{self._resource.api_root}{namespace}/{self._resource.resource}/{quote(key.name, safe='')}"

@@ -108,7 +108,6 @@ class Reconciler:
             ahead.fill()  # answered while the guest is woken
             loaded = self._acquire(operator, report)
             if loaded is not None:
-                loaded.calls.read_ahead = ahead
                 self._drain(operator, loaded, ahead, report)
         except Exception as exc:
             log.exception("a turn failed", extra={"operator": operator.text})
@@ -154,6 +153,7 @@ class Reconciler:
 
     def _drain(self, operator: Operator, loaded: Loaded, ahead: ReadAhead, report: TurnReport) -> None:
         turn = TurnTime(self._workers, self._clock.monotonic_s, self._cpu_s)
+        loaded.calls.read_ahead = ahead
         try:
             while loaded.instance.alive and not operator.refusal():
                 work = operator.queue.take()

@@ -37,14 +37,10 @@ _CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
 
 def open_channel(target: str, identity: Identity, tls: TlsFiles) -> grpc.aio.Channel:
     """A channel for asyncio. Local targets may go without TLS; any other needs the files."""
-    interceptors: list[Any] = (
-        [] if tls.enabled else [kind(identity) for kind in (_UnaryUnary, _UnaryStream, _StreamStream)]
-    )
     if tls.enabled:
-        return grpc.aio.secure_channel(
-            target, tls.channel_credentials(), options=_CHANNEL_OPTIONS, interceptors=interceptors
-        )
+        return open_bare_channel(target, tls)
     _refuse_remote(target)
+    interceptors: list[Any] = [kind(identity) for kind in (_UnaryUnary, _UnaryStream, _StreamStream)]
     return grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS, interceptors=interceptors)
 
 
